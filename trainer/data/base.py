@@ -1,0 +1,164 @@
+"""What a source of samples is, what a batch is, and the checks that every batch passes.
+
+Shapes: B samples in the batch, D dense features, F sparse features, V ids in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+
+Split = Literal["train", "eval"]
+
+
+@dataclass
+class Batch(Pipelineable):
+    """One process's share of a step.
+
+    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in [0, 1];
+    `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where every sample counts.
+    """
+
+    dense_BD: Tensor
+    sparse: KeyedJaggedTensor
+    labels_B: Tensor
+    weights_B: Tensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The same batch on `device`."""
+        return Batch(
+            self.dense_BD.to(device, non_blocking=non_blocking),
+            self.sparse.to(device, non_blocking=non_blocking),
+            self.labels_B.to(device, non_blocking=non_blocking),
+            None if self.weights_B is None else self.weights_B.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until `stream` is done with it."""
+        self.dense_BD.record_stream(stream)
+        self.sparse.record_stream(stream)
+        self.labels_B.record_stream(stream)
+        if self.weights_B is not None:
+            self.weights_B.record_stream(stream)
+
+    def pin_memory(self) -> Batch:
+        """A copy in page-locked memory, from which the device can copy while it computes."""
+        return Batch(
+            self.dense_BD.pin_memory(),
+            self.sparse.pin_memory(),
+            self.labels_B.pin_memory(),
+            None if self.weights_B is None else self.weights_B.pin_memory(),
+        )
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What a source is built from. `device` is where it may make its batches; host memory is always right."""
+
+    config: TrainConfig
+    split: Split
+    device: torch.device
+
+
+@runtime_checkable
+class Source(Protocol):
+    """An endless stream of samples that is a pure function of (configuration, split, position).
+
+    A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an object.
+    `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so that a run
+    continues exactly at a position and on any number of processes. A finite data set repeats (epoch after epoch, each
+    shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from one thread.
+    """
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples before the stream repeats; None where it never does."""
+
+    def read(self, position: int, count: int) -> Batch:
+        """Samples `position` .. `position + count - 1`; raises UserError for data that cannot be trained on."""
+
+
+@runtime_checkable
+class KnowsBestAuc(Protocol):
+    """A source that knows how well any model could do."""
+
+    def best_auc(self, count: int) -> float:
+        """AUC of the true probabilities over the first `count` samples of the split."""
+
+
+def one_id_batch(
+    features: Sequence[str], rows: Sequence[int] | None, dense_BD: Tensor, ids_FB: Tensor, labels_B: Tensor, position: int
+) -> Batch:
+    """A batch with exactly one id per feature, from ids of shape (F, B); `rows` None skips the range check."""
+    _check_labels(labels_B, position)
+    if rows is not None:
+        _check_range(features, rows, ids_FB, position)
+    num_features, batch_size = ids_FB.shape
+    lengths = torch.ones(num_features * batch_size, dtype=torch.int32, device=ids_FB.device)
+    sparse = KeyedJaggedTensor(
+        keys=list(features), values=ids_FB.reshape(-1), lengths=lengths, stride=batch_size,
+        length_per_key=[batch_size] * num_features,
+    )  # fmt: skip
+    return Batch(dense_BD, sparse, labels_B)
+
+
+def jagged_batch(
+    features: Sequence[str],
+    rows: Sequence[int] | None,
+    dense_BD: Tensor,
+    values_per_feature: Sequence[Tensor],
+    lengths_per_feature: Sequence[Tensor],
+    labels_B: Tensor,
+    position: int,
+) -> Batch:
+    """A batch with any number of ids per feature: for each feature its ids (V_f) and its counts per sample (B)."""
+    _check_labels(labels_B, position)
+    if rows is not None:
+        for feature, limit, values, lengths in zip(features, rows, values_per_feature, lengths_per_feature, strict=True):
+            if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
+                worst = int(((values < 0) | (values >= limit)).nonzero()[0])
+                sample = int(torch.searchsorted(lengths.cumsum(0), worst, right=True))
+                raise _range_error(feature, limit, int(values[worst]), position + sample)
+    sparse = KeyedJaggedTensor(
+        keys=list(features), values=torch.cat(list(values_per_feature)), lengths=torch.cat(list(lengths_per_feature)).to(torch.int32),
+        stride=labels_B.numel(), length_per_key=[v.numel() for v in values_per_feature],
+    )  # fmt: skip
+    return Batch(dense_BD, sparse, labels_B)
+
+
+def _check_range(features: Sequence[str], rows: Sequence[int], ids_FB: Tensor, position: int) -> None:
+    """TorchRec silently reads row 0 for an id past the end, so such an id stops here."""
+    low, high = torch.aminmax(ids_FB, dim=1)
+    if int(low.min()) >= 0 and bool((high < torch.tensor(rows, device=high.device)).all()):
+        return
+    for f, (feature, limit) in enumerate(zip(features, rows, strict=True)):
+        bad = ((ids_FB[f] < 0) | (ids_FB[f] >= limit)).nonzero()
+        if bad.numel():
+            sample = int(bad[0])
+            raise _range_error(feature, limit, int(ids_FB[f, sample]), position + sample)
+
+
+def _range_error(feature: str, limit: int, value: int, sample: int) -> UserError:
+    return UserError(
+        f"feature {feature} has id {value} in sample {sample}, but its table t_{feature} has {limit} rows (legal: 0 to {limit - 1}); "
+        f"raise model.num_embeddings, or ask for hashing (Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
+    )
+
+
+def _check_labels(labels_B: Tensor, position: int) -> None:
+    bad = ~((labels_B >= 0) & (labels_B <= 1))  # NaN fails both
+    if bool(bad.any()):
+        sample = int(bad.nonzero()[0])
+        raise UserError(
+            f"label of sample {position + sample} is {float(labels_B[sample])}: a label is 0, 1 or a probability between; "
+            f"mend or drop that row of the data"
+        )
