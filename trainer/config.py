@@ -180,6 +180,7 @@ class ShardingConfig(Section):
     kernels: tuple[Literal["fused", "fused_uvm", "fused_uvm_caching", "dense"], ...] | None = Field(
         None, min_length=1, description="embedding kernels the planner may use; none: all that the device has"
     )
+    min_columns: Positive | None = Field(None, description="columns of the smallest column-wise shard; none: TorchRec's default")
     hbm_cap_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="memory per device for the plan; none: as found")
     reserve_fraction: float = Field(0.15, ge=0, lt=1, description="share of that memory kept for activations and the rest")
     forward_precision: CommPrecision = Field("fp32", description="pooled embeddings on the wire")

@@ -1,0 +1,276 @@
+"""Where events go: a progress bar or JSON lines for the console, metrics.jsonl, TensorBoard and Prometheus."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from trainer.checkpoint.store import is_local, join_uri
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.planner import PlannedTable
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_MIB = 1024**2
+# Scalars that a dashboard draws over steps; the rest of an event is context.
+SCALARS = ("loss", "ne", "auc", "calibration", "samples_per_second", "step_ms", "learning_rate_factor", "memory_gib")
+
+
+class Sink(Protocol):
+    """One place that events go to."""
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Take one event: start, plan, train, eval, checkpoint, resume, result, note."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+class Reporter:
+    """Sends every event to every sink. On other processes than rank 0 it has none, so callers need not ask."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    @classmethod
+    def open(cls, config: TrainConfig, is_main: bool, total_steps: int) -> Reporter:
+        """The sinks that the configuration asks for; raises UserError where one cannot be opened."""
+        if not is_main:
+            return cls([])
+        folder = run_folder(config)
+        sinks: list[Sink] = [_console(config, total_steps)]
+        try:
+            if config.metrics.jsonl:
+                sinks.append(JsonLines(folder / "metrics.jsonl"))
+            if config.metrics.tensorboard:
+                sinks.append(TensorBoard(folder / "tensorboard"))
+            if config.metrics.prometheus_port is not None:
+                sinks.append(Prometheus(config.metrics.prometheus_host, config.metrics.prometheus_port, config.train.run))
+        except OSError as error:
+            raise UserError(
+                f"metrics cannot be opened: {error}; choose another --metrics.dir or --metrics.prometheus-port"
+            ) from None
+        return cls(sinks)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Report `name` with its fields to all sinks."""
+        for sink in self._sinks:
+            sink.event(name, fields)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+def run_folder(config: TrainConfig) -> Path:
+    """The folder of a run's logs: metrics.dir, else checkpoint.uri where that is local, else runs; then the run's name."""
+    root = config.metrics.dir or (config.checkpoint.uri if is_local(config.checkpoint.uri) else "runs")
+    return Path(join_uri(root.removeprefix("file://"), config.train.run))
+
+
+def _console(config: TrainConfig, total_steps: int) -> Sink:
+    kind = config.metrics.progress
+    if kind == "auto":
+        kind = "bar" if sys.stdout.isatty() else "lines"
+    if kind == "none":
+        return NoProgress()
+    return ProgressBar(total_steps) if kind == "bar" else JsonLines(None)
+
+
+class JsonLines:
+    """One JSON object per line, to a file or to standard output."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._stream: IO[str] = sys.stdout
+        self._owned = path is not None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("a", encoding="utf-8")
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """See Sink. NaN and infinity become null: they are not JSON."""
+        line = {"event": name, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in fields.items()}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """See Sink."""
+        if self._owned:
+            self._stream.close()
+
+
+class ProgressBar:
+    """A bar, notes above it, and tables for the plan and the result."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._console = Console()
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
+            TimeElapsedColumn(), TimeRemainingColumn(), console=self._console,
+        )  # fmt: skip
+        self._total = total_steps
+        self._task: TaskID | None = None
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """See Sink."""
+        if name == "plan":
+            self._console.print(plan_table(fields["tables"]))
+        elif name == "result":
+            self._bar.stop()
+            self._console.print(result_table(fields))
+        elif name in ("train", "progress"):
+            self._advance(fields)
+        else:
+            text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items())
+            self._console.print(f"[bold]{name}[/bold]  {text}", soft_wrap=True)
+
+    def close(self) -> None:
+        """See Sink."""
+        self._bar.stop()
+
+    def _advance(self, fields: dict[str, Any]) -> None:
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=self._total, info="")
+        if "loss" in fields:
+            info = f"loss {fields['loss']:.4f}" + (f"  auc {fields['auc']:.4f}" if "auc" in fields else "")
+            self._bar.update(self._task, info=f"{info}  {fields['samples_per_second']:,.0f} samples/s")
+        self._bar.update(self._task, completed=fields["step"])
+
+
+class NoProgress:
+    """Only the result, as a table."""
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """See Sink."""
+        if name == "result":
+            Console().print(result_table(fields))
+
+    def close(self) -> None:
+        """See Sink."""
+
+
+class TensorBoard:
+    """Scalars of training and evaluation under the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: SummaryWriter = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """See Sink."""
+        if name in ("train", "eval"):
+            for key in SCALARS:
+                if key in fields:
+                    self._writer.add_scalar(f"{name}/{key}", fields[key], fields["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """See Sink."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class Prometheus:
+    """Gauges `trainer_<split>_<scalar>{run="..."}`, trainer_step and a counter of samples, at /metrics."""
+
+    def __init__(self, host: str, port: int, run: str) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+        registry = CollectorRegistry()
+        self._run = run
+        self._gauges = {
+            (split, key): Gauge(f"trainer_{split}_{key}", f"{key} of {split}", ["run"], registry=registry)
+            for split in ("train", "eval")
+            for key in SCALARS
+        }
+        self._step = Gauge("trainer_step", "optimizer steps done", ["run"], registry=registry)
+        self._samples = Counter("trainer_samples", "samples trained on by this process group", ["run"], registry=registry)
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """See Sink."""
+        if "step" in fields:
+            self._step.labels(self._run).set(fields["step"])
+        if name not in ("train", "eval"):
+            return
+        self._samples.labels(self._run).inc(fields.get("samples_since_last", 0))
+        for key in SCALARS:
+            if key in fields:
+                self._gauges[name, key].labels(self._run).set(fields[key])
+
+    def close(self) -> None:
+        """See Sink."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def plan_table(tables: list[PlannedTable]) -> Table:
+    """The sharding plan for people, with the bytes of fp32 weights per rank."""
+    table = Table(title="Sharding plan")
+    for column in ("table", "rows x columns", "sharding", "kernel", "ranks"):
+        table.add_column(column)
+    totals: dict[int, int] = {}
+    for planned in tables:
+        ranks = ", ".join(map(str, planned.ranks)) if len(planned.ranks) <= 8 else f"{len(planned.ranks)} ranks"
+        table.add_row(planned.table, f"{planned.rows:,} x {planned.dim}", planned.sharding, planned.kernel, ranks)
+        for rank, size in planned.bytes_per_rank.items():
+            totals[rank] = totals.get(rank, 0) + size
+    table.caption = "weights per rank: " + ", ".join(f"{rank}: {size / _MIB:,.1f} MiB" for rank, size in sorted(totals.items()))
+    return table
+
+
+def result_table(fields: dict[str, Any]) -> Table:
+    """The end of a run for people."""
+    table = Table(title=f"Run {fields['run']}", show_header=False)
+    rows = [
+        ("state", fields["state"]),
+        ("loss (held out)", _short(fields.get("loss"))),
+        ("NE", _short(fields.get("ne"))),
+        ("AUC", _short(fields.get("auc"))),
+        ("best possible AUC of this data", _short(fields.get("best_auc"))),
+        ("calibration", _short(fields.get("calibration"))),
+        ("samples/s of the whole job", _short(fields.get("samples_per_second"))),
+        ("steps", f"{fields['step']:,}"),
+        ("samples", f"{fields['position']:,}"),
+        ("processes", str(fields["world_size"])),
+        ("checkpoint", str(fields.get("checkpoint"))),
+        ("logs", str(fields.get("logs"))),
+    ]
+    for name, value in rows:
+        table.add_row(name, value, style="bold" if name == "AUC" else None)
+    return table
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4f}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, list) and value and isinstance(value[0], PlannedTable):
+        return [
+            {"table": t.table, "rows": t.rows, "dim": t.dim, "sharding": t.sharding, "kernel": t.kernel,
+             "bytes_per_rank": {str(r): b for r, b in t.bytes_per_rank.items()}}
+            for t in value
+        ]  # fmt: skip
+    return value
