@@ -21,7 +21,7 @@ Split = Literal["train", "eval"]
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
     """One process's share of a step.
 
     `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in [0, 1];
@@ -96,11 +96,20 @@ class KnowsBestAuc(Protocol):
 
 
 def one_id_batch(
-    features: Sequence[str], rows: Sequence[int] | None, dense_BD: Tensor, ids_FB: Tensor, labels_B: Tensor, position: int
+    features: Sequence[str],
+    rows: Sequence[int] | None,
+    dense_BD: Tensor,
+    ids_FB: Tensor,
+    labels_B: Tensor,
+    position: int,
 ) -> Batch:
-    """A batch with exactly one id per feature, from ids of shape (F, B); `rows` None skips the range check."""
-    _check_labels(labels_B, position)
+    """A batch with exactly one id per feature, from ids of shape (F, B).
+
+    `rows` None skips all checks: for values that are right by construction or were checked when they were loaded (a check
+    waits for the device where the batch is on one).
+    """
     if rows is not None:
+        _check_labels(labels_B, position)
         _check_range(features, rows, ids_FB, position)
     num_features, batch_size = ids_FB.shape
     lengths = torch.ones(num_features * batch_size, dtype=torch.int32, device=ids_FB.device)
@@ -120,10 +129,15 @@ def jagged_batch(
     labels_B: Tensor,
     position: int,
 ) -> Batch:
-    """A batch with any number of ids per feature: for each feature its ids (V_f) and its counts per sample (B)."""
-    _check_labels(labels_B, position)
+    """A batch with any number of ids per feature: for each feature its ids (V_f) and its counts per sample (B).
+
+    `rows` None skips all checks, as in `one_id_batch`.
+    """
     if rows is not None:
-        for feature, limit, values, lengths in zip(features, rows, values_per_feature, lengths_per_feature, strict=True):
+        _check_labels(labels_B, position)
+        for feature, limit, values, lengths in zip(
+            features, rows, values_per_feature, lengths_per_feature, strict=True
+        ):
             if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
                 worst = int(((values < 0) | (values >= limit)).nonzero()[0])
                 sample = int(torch.searchsorted(lengths.cumsum(0), worst, right=True))
