@@ -14,6 +14,7 @@ from torchrec.distributed.embedding_types import ShardingType as TorchRecShardin
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
@@ -85,11 +86,17 @@ def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     pooling = float(config.data.ids_per_feature)
     return {
         table: ParameterConstraints(
-            sharding_types=list(config.sharding.tables.get(table, config.sharding.types)),
+            sharding_types=_useful(config.sharding.tables.get(table, config.sharding.types), config),
             compute_kernels=kernels, pooling_factors=[pooling], min_partition=config.sharding.min_columns,
         )
         for table in config.table_names
     }  # fmt: skip
+
+
+def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
+    """Without column-wise where the table is too narrow to split: one column shard is table-wise by a confusing name."""
+    narrow = config.model.embedding_dim <= (config.sharding.min_columns or MIN_CW_DIM)
+    return [t for t in types if not (narrow and t == "column_wise")] or ["table_wise"]
 
 
 @dataclass(frozen=True)

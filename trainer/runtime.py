@@ -110,8 +110,12 @@ def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     """Start the process group (NCCL on GPUs, gloo on CPUs; alone without a launcher) and always end it."""
     rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank, local_world = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", str(world_size)))
-    device = _choose_device(config.device, local_rank, local_world)
-    precision, reason = choose_precision(config.precision, device)
+    try:
+        device = _choose_device(config.device, local_rank, local_world)
+        precision, reason = choose_precision(config.precision, device)
+    except UserError as error:
+        error.reported = rank != 0  # every process of the job finds the same
+        raise
     apply_precision(precision)
     torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world))
     _init_process_group(device, rank, world_size, timedelta(seconds=config.timeout_seconds), environ)

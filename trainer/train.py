@@ -42,6 +42,25 @@ def train(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
         return run.execute()
 
 
+def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
+    """Collective: held-out quality of the newest checkpoint of a run, as its result event."""
+    source = open_source(SourceContext(config, "eval", runtime.device))
+    job = build_job(config, runtime)
+    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run))
+    newest = checkpointer.newest()
+    if newest is None:
+        raise UserError(f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
+                        f"another --train.run")  # fmt: skip
+    progress = checkpointer.restore(newest)
+    result = {
+        "run": config.train.run, "state": "evaluated", **evaluate(job, source), "step": progress.step,
+        "position": progress.position, "world_size": runtime.world_size, "checkpoint": checkpointer.location(newest),
+    }  # fmt: skip
+    with Reporter.open(config, runtime.is_main, progress.step) as reporter:
+        reporter.event("result", **result)
+    return result
+
+
 def _resume(config: TrainConfig, checkpointer: Checkpointer) -> Progress:
     newest, wanted = checkpointer.newest(), config.checkpoint.resume
     if newest is None:
