@@ -206,7 +206,7 @@ class DenseOptimConfig(Section):
     """For everything but the embedding tables."""
 
     optimizer: Literal["sgd", "adagrad", "adam", "adamw"] = Field("adagrad", description="dense optimizer")
-    learning_rate: LearningRate = Field(0.05, description="base rate; the schedule multiplies it")
+    learning_rate: LearningRate = Field(0.01, description="base rate; the schedule multiplies it")
     eps: float = Field(1e-8, gt=0, description="adagrad, adam, adamw")
     momentum: float = Field(0.0, ge=0, lt=1, description="sgd")
     weight_decay: float = Field(0.0, ge=0, description="all")

@@ -195,7 +195,7 @@ class Run:
             "run": self.job.config.train.run, "state": state, **self.evaluated,
             "samples_per_second": clock.overall(), "step": self.progress.step, "position": self.progress.position,
             "world_size": self.job.runtime.world_size, "checkpoint": self.checkpointer.location(self.progress.step),
-            "logs": str(run_folder(self.job.config)),
+            "logs": str(run_folder(self.job.config)), "memory_gib": memory_gib(self.job.runtime.device),
         }  # fmt: skip
 
 
@@ -209,6 +209,7 @@ class Clock:
         self._factor = 1.0
         self._since = time.perf_counter()
         self._trained_seconds, self._trained_steps, self._reports = 0.0, 0, 0
+        self._last_rate: float | None = None
         self._quality: Quality | None = None
         if config.metrics.train_metrics:
             piece = config.train.batch_size // job.runtime.world_size * config.metrics.log_every
@@ -247,7 +248,7 @@ class Clock:
         """Samples per second of the whole job over all reports but the first, evaluations and saves left out."""
         if self._trained_steps:
             return self._trained_steps * self._job.config.train.batch_size / self._trained_seconds
-        return getattr(self, "_last_rate", None)
+        return self._last_rate
 
     def paused(self) -> Paused:
         """A block whose time does not count as training."""

@@ -247,6 +247,7 @@ def result_table(fields: dict[str, Any]) -> Table:
         ("samples/s of the whole job", _short(fields.get("samples_per_second"))),
         ("steps", f"{fields['step']:,}"),
         ("samples", f"{fields['position']:,}"),
+        ("peak memory of rank 0 (GiB)", _short(fields.get("memory_gib"))),
         ("processes", str(fields["world_size"])),
         ("checkpoint", str(fields.get("checkpoint"))),
         ("logs", str(fields.get("logs"))),
