@@ -1,4 +1,5 @@
-"""Merges defaults < configuration file < environment < command line into one TrainConfig, and says what is wrong in one line."""
+"""Merges defaults < configuration file < environment < command line into one TrainConfig, and says what is wrong in one
+line."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[t
         name, equals, value = argument[2:].partition("=")
         name = name.replace("_", "-")
         if name != "config" and name not in by_name:
-            raise UserError(f"unknown option --{name}{_suggest(name, by_name)}; `python -m trainer train --help` lists all")
+            raise UserError(
+                f"unknown option --{name}{_suggest(name, by_name)}; `python -m trainer train --help` lists all"
+            )
         if not equals:
             if not rest or (rest[0].startswith("--") and "." in rest[0]):
                 raise UserError(f"option --{name} lacks a value")
@@ -112,8 +115,10 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, ...],
         if not name.startswith(ENV_PREFIX) or name == ENV_PREFIX + "CONFIG":
             continue
         if name not in by_name:
-            raise UserError(f"unknown environment variable {name}{_suggest(name, by_name)}: names that start with "
-                            f"{ENV_PREFIX} are options of the trainer")  # fmt: skip
+            raise UserError(
+                f"unknown environment variable {name}{_suggest(name, by_name)}: names that start with "
+                f"{ENV_PREFIX} are options of the trainer"
+            )
         found.append((by_name[name], environ[name]))
     return found
 
@@ -145,11 +150,11 @@ def _assign(tree: dict[str, Any], path: tuple[str, ...], value: Any, said_by: st
     node[path[-1]] = value
 
 
-def _describe(problem: Any, tree: Mapping[str, Any]) -> str:
+def _describe(problem: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     """One pydantic error as: the option, what is wrong, the value seen."""
     location = tuple(str(part) for part in problem["loc"])
     path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in _LEAVES), location)
-    message = problem["msg"].removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         known = {option_name(leaf): leaf for leaf in _LEAVES}
         name = option_name(location)

@@ -52,6 +52,6 @@ def _make(shared: _Shared[T], begin: Callable[[], None]) -> None:
             shared.made.put((next(shared.items),))
     except StopIteration:
         pass
-    except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the consumer
+    except BaseException as error:
         end = error
     shared.made.put(end)

@@ -21,11 +21,12 @@ Split = Literal["train", "eval"]
 
 
 @dataclass
-class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
+class Batch(Pipelineable):
     """One process's share of a step.
 
-    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in [0, 1];
-    `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where every sample counts.
+    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in [0,
+    1]; `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where every sample
+    counts.
     """
 
     dense_BD: Tensor
@@ -42,7 +43,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
             None if self.weights_B is None else self.weights_B.to(device, non_blocking=non_blocking),
         )
 
-    def record_stream(self, stream: torch.Stream) -> None:
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:  # type: ignore[override]  # as KJT has it
         """Keep the memory until `stream` is done with it."""
         self.dense_BD.record_stream(stream)
         self.sparse.record_stream(stream)
@@ -73,10 +74,11 @@ class SourceContext:
 class Source(Protocol):
     """An endless stream of samples that is a pure function of (configuration, split, position).
 
-    A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an object.
-    `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so that a run
-    continues exactly at a position and on any number of processes. A finite data set repeats (epoch after epoch, each
-    shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from one thread.
+    A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an
+    object. `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so
+    that a run continues exactly at a position and on any number of processes. A finite data set repeats (epoch after
+    epoch, each shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from
+    one thread.
     """
 
     @property
@@ -105,8 +107,8 @@ def one_id_batch(
 ) -> Batch:
     """A batch with exactly one id per feature, from ids of shape (F, B).
 
-    `rows` None skips all checks: for values that are right by construction or were checked when they were loaded (a check
-    waits for the device where the batch is on one).
+    `rows` None skips all checks: for values that are right by construction or were checked when they were loaded (a
+    check waits for the device where the batch is on one).
     """
     if rows is not None:
         _check_labels(labels_B, position)
@@ -114,9 +116,12 @@ def one_id_batch(
     num_features, batch_size = ids_FB.shape
     lengths = torch.ones(num_features * batch_size, dtype=torch.int32, device=ids_FB.device)
     sparse = KeyedJaggedTensor(
-        keys=list(features), values=ids_FB.reshape(-1), lengths=lengths, stride=batch_size,
+        keys=list(features),
+        values=ids_FB.reshape(-1),
+        lengths=lengths,
+        stride=batch_size,
         length_per_key=[batch_size] * num_features,
-    )  # fmt: skip
+    )
     return Batch(dense_BD, sparse, labels_B)
 
 
@@ -143,9 +148,12 @@ def jagged_batch(
                 sample = int(torch.searchsorted(lengths.cumsum(0), worst, right=True))
                 raise _range_error(feature, limit, int(values[worst]), position + sample)
     sparse = KeyedJaggedTensor(
-        keys=list(features), values=torch.cat(list(values_per_feature)), lengths=torch.cat(list(lengths_per_feature)).to(torch.int32),
-        stride=labels_B.numel(), length_per_key=[v.numel() for v in values_per_feature],
-    )  # fmt: skip
+        keys=list(features),
+        values=torch.cat(list(values_per_feature)),
+        lengths=torch.cat(list(lengths_per_feature)).to(torch.int32),
+        stride=labels_B.numel(),
+        length_per_key=[v.numel() for v in values_per_feature],
+    )
     return Batch(dense_BD, sparse, labels_B)
 
 
@@ -163,7 +171,8 @@ def _check_range(features: Sequence[str], rows: Sequence[int], ids_FB: Tensor, p
 
 def _range_error(feature: str, limit: int, value: int, sample: int) -> UserError:
     return UserError(
-        f"feature {feature} has id {value} in sample {sample}, but its table t_{feature} has {limit} rows (legal: 0 to {limit - 1}); "
+        f"feature {feature} has id {value} in sample {sample}, but its table t_{feature} has {limit} rows "
+        f"(legal: 0 to {limit - 1}); "
         f"raise model.num_embeddings, or ask for hashing (Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
     )
 
@@ -173,6 +182,6 @@ def _check_labels(labels_B: Tensor, position: int) -> None:
     if bool(bad.any()):
         sample = int(bad.nonzero()[0])
         raise UserError(
-            f"label of sample {position + sample} is {float(labels_B[sample])}: a label is 0, 1 or a probability between; "
-            f"mend or drop that row of the data"
+            f"label of sample {position + sample} is {float(labels_B[sample])}: a label is 0, 1 or a probability "
+            f"between; mend or drop that row of the data"
         )
