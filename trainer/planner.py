@@ -85,7 +85,7 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
         raise UserError(
             f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each "
             f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; "
-            f"allow more sharding.types or kernels, use more processes, or cap the tables with --model.num-embeddings-cap"
+            f"allow more sharding.types or kernels, use more processes, or cap the tables: --model.num-embeddings-cap"
         ) from None
 
 
