@@ -66,7 +66,8 @@ def launch_command(arguments: Sequence[str]) -> int:
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Write a run's newest checkpoint as a single-process model: export --out FOLDER [--quantize fp16|int8] [OPTION ...]"""
+    """Write a run's newest checkpoint as a single-process model: export --out FOLDER [--quantize fp16|int8] [OPTION
+    ...]"""
     from trainer.export import export_main
 
     return export_main(list(arguments), os.environ)
@@ -87,9 +88,14 @@ def bench_command(arguments: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": train_command, "evaluate": evaluate_command, "export": export_command, "predict": predict_command,
-    "bench": bench_command, "config": config_command, "launch": launch_command,
-}  # fmt: skip
+    "train": train_command,
+    "evaluate": evaluate_command,
+    "export": export_command,
+    "predict": predict_command,
+    "bench": bench_command,
+    "config": config_command,
+    "launch": launch_command,
+}
 
 
 def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int:

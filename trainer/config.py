@@ -51,12 +51,18 @@ class SparseColumn(Section):
     column: str = Field(description="column of the file")
     rows: Positive | None = Field(None, description="rows of its table; without it model.num_embeddings decides")
     hash: bool = Field(False, description="map any integer or string to a row by a 64-bit hash modulo the rows")
-    fill: int | str | None = Field(None, description="value for nulls; without it a null is an error (an empty list is not)")
+    fill: int | str | None = Field(
+        None, description="value for nulls; without it a null is an error (an empty list is not)"
+    )
 
 
 def _column_names(value: Any) -> Any:
     """`"age"` is short for `{"column": "age"}`."""
-    return [{"column": item} if isinstance(item, str) else item for item in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [{"column": item} if isinstance(item, str) else item for item in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 class ParquetConfig(Section):
@@ -73,7 +79,8 @@ class ParquetConfig(Section):
 
 
 class CriteoConfig(Section):
-    """Criteo as npy files: day_N_dense.npy (float32 N x 13), day_N_sparse.npy (int N x 26), day_N_labels.npy (int N)."""
+    """Criteo as npy files: day_N_dense.npy (float32 N x 13), day_N_sparse.npy (int N x 26), day_N_labels.npy (int
+    N)."""
 
     train_days: tuple[Count, ...] = Field(tuple(range(23)), description="days to train on")
     eval_days: tuple[Count, ...] = Field((23,), description="days to evaluate on")
@@ -89,7 +96,9 @@ class DataConfig(Section):
         pattern=r"^(synthetic|criteo|parquet|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
         description="synthetic, criteo, parquet, or package.module:Class that implements trainer.data.Source",
     )
-    path: str | None = Field(None, description="criteo: folder; parquet: file, folder or fsspec URI of the training data")
+    path: str | None = Field(
+        None, description="criteo: folder; parquet: file, folder or fsspec URI of the training data"
+    )
     eval_path: str | None = Field(None, description="parquet: file, folder or URI of the evaluation data")
     seed: Count = Field(1, description="seed of the stream: order of samples, synthetic values")
     shuffle: bool = Field(True, description="shuffle finite sources anew in every epoch")
@@ -108,8 +117,10 @@ class DataConfig(Section):
         if self.source in ("criteo", "parquet") and not self.path:
             raise ValueError(f"data.path is missing: data.source {self.source} reads it; set --data.path PATH")
         if self.source == "parquet" and not self.parquet.sparse:
-            raise ValueError("data.parquet.sparse is empty: name at least one categorical column, for example "
-                             "--data.parquet.sparse '[\"user\", \"item\"]'")  # fmt: skip
+            raise ValueError(
+                "data.parquet.sparse is empty: name at least one categorical column, for example "
+                '--data.parquet.sparse \'["user", "item"]\''
+            )
         if self.source == "synthetic" and not self.eval_samples:
             raise ValueError("data.eval_samples is 0: the synthetic stream has no end; legal: 1 or more")
         overlap = sorted(set(self.criteo.train_days) & set(self.criteo.eval_days))
@@ -146,7 +157,9 @@ class ModelConfig(Section):
     num_embeddings_cap: Positive | None = Field(None, description="upper limit of the rows of any table")
     embedding_dim: Positive = Field(64, description="columns of every table")
     pooling: Literal["sum", "mean"] = Field("sum", description="how several ids of one feature become one vector")
-    dense_arch: tuple[Positive, ...] = Field((512, 256, 64), min_length=1, description="bottom MLP; last = embedding_dim")
+    dense_arch: tuple[Positive, ...] = Field(
+        (512, 256, 64), min_length=1, description="bottom MLP; last = embedding_dim"
+    )
     over_arch: tuple[Positive, ...] = Field((512, 256, 1), min_length=1, description="top MLP; last = 1")
     interaction: Literal["dot", "dcn"] = Field("dot", description="pairwise dot products, or low-rank cross network v2")
     dcn_num_layers: Positive = Field(3, description="cross layers (interaction dcn)")
@@ -156,8 +169,8 @@ class ModelConfig(Section):
     def _layers_fit(self) -> ModelConfig:
         if self.dense_arch[-1] != self.embedding_dim:
             raise ValueError(
-                f"model.dense_arch ends in {self.dense_arch[-1]} but model.embedding_dim is {self.embedding_dim}: they must be "
-                f"equal; set --model.dense-arch '{[*self.dense_arch[:-1], self.embedding_dim]}'"
+                f"model.dense_arch ends in {self.dense_arch[-1]} but model.embedding_dim is {self.embedding_dim}: "
+                f"they must be equal; set --model.dense-arch '{[*self.dense_arch[:-1], self.embedding_dim]}'"
             )
         if self.over_arch[-1] != 1:
             raise ValueError(f"model.over_arch ends in {self.over_arch[-1]}: the last layer is the logit; legal: 1")
@@ -172,7 +185,9 @@ class ShardingConfig(Section):
     """What the planner may do. Tables are named `t_<feature>`; the plan is printed once at the start."""
 
     types: tuple[ShardingType, ...] = Field(
-        ("table_wise", "row_wise", "column_wise", "data_parallel"), min_length=1, description="types the planner may choose from"
+        ("table_wise", "row_wise", "column_wise", "data_parallel"),
+        min_length=1,
+        description="types the planner may choose from",
     )
     tables: dict[str, tuple[ShardingType, ...]] = Field(
         default_factory=dict, description='per table: {"t_cat_0": ["row_wise"]}; overrides types for that table'
@@ -180,9 +195,15 @@ class ShardingConfig(Section):
     kernels: tuple[Literal["fused", "fused_uvm", "fused_uvm_caching", "dense"], ...] | None = Field(
         None, min_length=1, description="embedding kernels the planner may use; none: all that the device has"
     )
-    min_columns: Positive | None = Field(None, description="columns of the smallest column-wise shard; none: TorchRec's default")
-    hbm_cap_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="memory per device for the plan; none: as found")
-    reserve_fraction: float = Field(0.15, ge=0, lt=1, description="share of that memory kept for activations and the rest")
+    min_columns: Positive | None = Field(
+        None, description="columns of the smallest column-wise shard; none: TorchRec's default"
+    )
+    hbm_cap_gib: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="memory per device for the plan; none: as found"
+    )
+    reserve_fraction: float = Field(
+        0.15, ge=0, lt=1, description="share of that memory kept for activations and the rest"
+    )
     forward_precision: CommPrecision = Field("fp32", description="pooled embeddings on the wire")
     backward_precision: CommPrecision = Field("fp32", description="their gradients on the wire")
 
@@ -212,7 +233,9 @@ class DenseOptimConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="all")
     beta1: float = Field(0.9, ge=0, lt=1, description="adam, adamw")
     beta2: float = Field(0.999, ge=0, lt=1, description="adam, adamw")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="largest norm of the dense gradient; none: no clipping")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="largest norm of the dense gradient; none: no clipping"
+    )
 
 
 class ScheduleConfig(Section):
@@ -220,7 +243,9 @@ class ScheduleConfig(Section):
 
     decay: Literal["constant", "polynomial", "cosine"] = Field("constant", description="shape after decay_start_step")
     warmup_steps: Count = Field(0, description="steps from 1/warmup_steps of the rate up to all of it")
-    decay_start_step: Count = Field(0, description="first step of the decay, not before the warm-up ends (polynomial, cosine)")
+    decay_start_step: Count = Field(
+        0, description="first step of the decay, not before the warm-up ends (polynomial, cosine)"
+    )
     decay_steps: Positive | None = Field(None, description="steps of the decay; none: until the end of the run")
     power: float = Field(2.0, gt=0, description="exponent (polynomial)")
     end_factor: float = Field(0.0, ge=0, le=1, description="factor at the end of the decay")
@@ -240,13 +265,17 @@ class OptimConfig(Section):
 class RunConfig(Section):
     """One run: its name, length, batch and numerics."""
 
-    run: str = Field("default", pattern=RUN_NAME, description="name; its checkpoints and logs live in a folder of this name")
+    run: str = Field(
+        "default", pattern=RUN_NAME, description="name; its checkpoints and logs live in a folder of this name"
+    )
     batch_size: Positive = Field(4_096, description="samples of one step over all processes")
     eval_batch_size: Positive | None = Field(None, description="the same for evaluations; none: batch_size")
     epochs: Annotated[float, Field(gt=0)] = Field(1.0, description="length of the run where steps is not given")
     steps: Positive | None = Field(None, description="length of the run in steps; none: from epochs")
     seed: Count = Field(0, description="seed of the initial weights, which no sharding plan changes")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per process where there are enough")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: one GPU per process where there are enough"
+    )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto", description="dense arithmetic; auto picks by what the device has and says so"
     )
@@ -254,9 +283,13 @@ class RunConfig(Section):
     pipeline: Literal["sparse_dist", "base", "none"] = Field(
         "sparse_dist", description="overlap of input distribution, forward and backward"
     )
-    num_threads: Positive | None = Field(None, description="CPU threads per process; none: cores / processes on this machine")
+    num_threads: Positive | None = Field(
+        None, description="CPU threads per process; none: cores / processes on this machine"
+    )
     eval_every: Count = Field(0, description="steps between evaluations; 0: only at the end")
-    target_auc: Annotated[float, Field(gt=0.5, lt=1)] | None = Field(None, description="stop once an evaluation reaches this AUC")
+    target_auc: Annotated[float, Field(gt=0.5, lt=1)] | None = Field(
+        None, description="stop once an evaluation reaches this AUC"
+    )
     timeout_seconds: Positive = Field(600, description="a collective that takes longer ends the job")
 
 
@@ -275,14 +308,20 @@ class MetricsConfig(Section):
     """What is reported, how often and where to."""
 
     log_every: Positive = Field(20, description="steps between reports")
-    window_samples: Positive = Field(131_072, description="samples over which NE, AUC and calibration of training are taken")
+    window_samples: Positive = Field(
+        131_072, description="samples over which NE, AUC and calibration of training are taken"
+    )
     train_metrics: bool = Field(True, description="NE, AUC and calibration of the training stream, besides the loss")
     dir: str | None = Field(None, description="folder of logs; none: <checkpoint.uri> where that is local, else runs")
     tensorboard: bool = Field(True, description="write TensorBoard events")
     jsonl: bool = Field(True, description="write metrics.jsonl")
-    prometheus_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(None, description="port of rank 0's endpoint; none: off")
+    prometheus_port: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        None, description="port of rank 0's endpoint; none: off"
+    )
     prometheus_host: str = Field("127.0.0.1", description="address that endpoint listens on; 0.0.0.0 in a pod")
-    progress: Literal["auto", "bar", "lines", "none"] = Field("auto", description="auto: a bar on a terminal, else JSON lines")
+    progress: Literal["auto", "bar", "lines", "none"] = Field(
+        "auto", description="auto: a bar on a terminal, else JSON lines"
+    )
 
 
 class TrainConfig(Section):
@@ -303,13 +342,19 @@ class TrainConfig(Section):
             twice = sorted({f for f in features if features.count(f) > 1})
             raise ValueError(f"data.parquet.sparse names {twice} more than once: a feature has one table")
         if isinstance(rows, tuple) and len(rows) != len(features):
-            raise ValueError(f"model.num_embeddings lists {len(rows)} tables but there are {len(features)} sparse features: "
-                             f"give {len(features)} numbers, or one for all")  # fmt: skip
+            raise ValueError(
+                f"model.num_embeddings lists {len(rows)} tables but there are {len(features)} sparse features: "
+                f"give {len(features)} numbers, or one for all"
+            )
         if rows == "criteo-1tb" and len(features) != CRITEO_NUM_SPARSE:
-            raise ValueError(f"model.num_embeddings criteo-1tb has {CRITEO_NUM_SPARSE} tables but there are {len(features)} "
-                             f"sparse features; set --data.num-sparse {CRITEO_NUM_SPARSE} or give the rows")  # fmt: skip
+            raise ValueError(
+                f"model.num_embeddings criteo-1tb has {CRITEO_NUM_SPARSE} tables but there are {len(features)} "
+                f"sparse features; set --data.num-sparse {CRITEO_NUM_SPARSE} or give the rows"
+            )
         if not self.data.dense_features:
-            raise ValueError("there is no dense feature: DLRM's bottom MLP needs one; set data.num_dense or data.parquet.dense")
+            raise ValueError(
+                "there is no dense feature: DLRM's bottom MLP needs one; set data.num_dense or data.parquet.dense"
+            )
         unknown = sorted(set(self.sharding.tables) - set(self.table_names))
         if unknown:
             raise ValueError(f"sharding.tables names {unknown}: no such table; legal: {', '.join(self.table_names)}")
@@ -324,10 +369,7 @@ class TrainConfig(Section):
     def rows_per_table(self) -> tuple[int, ...]:
         """Rows of each table in feature order: the column's own number, else model.num_embeddings, both capped."""
         count, given = len(self.data.sparse_features), self.model.num_embeddings
-        if isinstance(given, tuple):
-            rows = given
-        else:
-            rows = CRITEO_1TB_ROWS if given == "criteo-1tb" else (given,) * count
+        rows = CRITEO_1TB_ROWS if given == "criteo-1tb" else (given,) * count if isinstance(given, int) else given
         if self.data.source == "parquet":
             rows = tuple(c.rows or r for c, r in zip(self.data.parquet.sparse, rows, strict=True))
         return tuple(min(r, self.model.num_embeddings_cap or r) for r in rows)
@@ -359,4 +401,3 @@ def leaves(section: type[Section] = TrainConfig, prefix: tuple[str, ...] = ()) -
         else:
             found[(*prefix, name)] = field
     return found
-

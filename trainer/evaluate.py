@@ -17,7 +17,8 @@ from trainer.step import Pipeline
 def evaluate(job: Job, source: Source) -> dict[str, float]:
     """Collective: `loss`, `ne`, `auc`, `calibration` and, where the source knows it, `best_auc`; and `samples`.
 
-    The model is in evaluation mode meanwhile, in a pipeline of its own, so that no batch of it meets the training stream.
+    The model is in evaluation mode meanwhile, in a pipeline of its own, so that no batch of it meets the training
+    stream.
     """
     config, runtime = job.config, job.runtime
     count = eval_size(source, config)
@@ -29,8 +30,11 @@ def evaluate(job: Job, source: Source) -> dict[str, float]:
     pipeline = Pipeline(job)
     try:
         with torch.no_grad():
-            batches: Iterator[Batch] = eval_batches(source, config, count, runtime.rank, runtime.world_size, runtime.device)
+            batches: Iterator[Batch] = eval_batches(
+                source, config, count, runtime.rank, runtime.world_size, runtime.device
+            )
             for _, logits, labels, weights in pipeline.run(batches):
+                assert weights is not None, "eval_batches weighs every sample"
                 losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 totals += torch.stack([(losses * weights).sum(dtype=torch.float64), weights.sum(dtype=torch.float64)])
                 quality.add(logits, labels, weights)

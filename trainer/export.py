@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from trainer.options import load_config
 
 
 def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """`export --out FOLDER [--quantize none|fp16|int8] [OPTION ...]`: the newest checkpoint of the run as a plain model."""
-    parser = argparse.ArgumentParser(prog="python -m trainer export", add_help=False, exit_on_error=False, allow_abbrev=False)
+    """`export --out FOLDER [--quantize none|fp16|int8] [OPTION ...]`: the newest checkpoint of the run as a plain
+    model."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer export", add_help=False, exit_on_error=False, allow_abbrev=False
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--quantize", choices=("none", "fp16", "int8"), default="none")
     try:
@@ -31,12 +35,17 @@ def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     store = open_store(config.checkpoint.uri, config.train.run)
     steps = store.complete_steps()
     if not steps:
-        raise UserError(f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
-                        f"another --train.run")  # fmt: skip
+        raise UserError(
+            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
+            f"another --train.run"
+        )
     exported = from_checkpoint(store, steps[-1], found.quantize)
     save(exported, found.out)
     size = sum(f.stat().st_size for f in found.out.iterdir()) / 1024**2
-    print(f"exported step {exported.step} of run {config.train.run} to {found.out} ({size:,.1f} MiB, embeddings {_words(found.quantize)})")  # noqa: T201
+    sys.stdout.write(
+        f"exported step {exported.step} of run {config.train.run} to {found.out} ({size:,.1f} MiB, embeddings "
+        f"{_words(found.quantize)})\n"
+    )
     return 0
 
 

@@ -26,8 +26,9 @@ def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
             "commands (train is the default):",
             *lines,
             "",
-            "`python -m trainer COMMAND --help` lists a command's options. Sources of options, the later one wins: defaults,",
-            f"a JSON, TOML or YAML file, the environment ({env_name(('train', 'batch_size'))}), the command line.",
+            "`python -m trainer COMMAND --help` lists a command's options. Sources of options, the later one wins:",
+            f"defaults, a JSON, TOML or YAML file, the environment ({env_name(('train', 'batch_size'))}), the command",
+            "line.",
         ]
     )
 
@@ -42,7 +43,10 @@ def command_help(name: str, summary: str) -> str:
             if path[0] != section:
                 section = path[0]
                 lines += ["", f"{section}: {TrainConfig.model_fields[section].description}"]
-            lines += [f"  --{option_name(path)} {_kind(field.annotation)}", f"        {field.description} [{_default(field)}]"]
+            lines += [
+                f"  --{option_name(path)} {_kind(field.annotation)}",
+                f"        {field.description} [{_default(field)}]",
+            ]
     return "\n".join(lines)
 
 

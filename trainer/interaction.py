@@ -1,8 +1,8 @@
 """How the dense vector and the pooled embeddings meet: pairwise dot products, or a low-rank cross network.
 
-Shapes: B samples, F sparse features, D embedding_dim, K = F + 1 vectors of a sample (the dense one first), P = K (K - 1) / 2
-pairs. TorchRec hands over the features in the order of its sharding plan; both interactions put them in the canonical order,
-because the weights of the layer behind them must mean the same under every plan.
+Shapes: B samples, F sparse features, D embedding_dim, K = F + 1 vectors of a sample (the dense one first), P = K (K -
+1) / 2 pairs. TorchRec hands over the features in the order of its sharding plan; both interactions put them in the
+canonical order, because the weights of the layer behind them must mean the same under every plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class FeatureOrder(nn.Module):
 
 
 class DotInteraction(FeatureOrder):
-    """Dense vector and the P dot products of all pairs: (B, D), F x (B, D) -> (B, D + P). Naumov et al. 2019, section 2.1."""
+    """Dense vector and the P dot products of all pairs: (B, D), F x (B, D) -> (B, D + P). Naumov et al. 2019, section
+    2.1."""
 
     def __init__(self, features: tuple[str, ...], fused: bool = True) -> None:
         super().__init__(features)

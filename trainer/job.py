@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
 from trainer.config import TrainConfig
+from trainer.errors import UserError
 from trainer.model import TrainTask, build_model
 from trainer.optim import Optimizers, fused_params
 from trainer.planner import make_plan, make_sharder
 from trainer.runtime import Runtime
 from trainer.tables import initialize_tables, replicated_parameters
-from trainer.errors import UserError
 
 
 @dataclass
@@ -30,7 +31,8 @@ class Job:
 
 
 def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> Job:
-    """Collective: plan, shard and initialise the model. Raises UserError where the configuration does not fit the job."""
+    """Collective: plan, shard and initialise the model. Raises UserError where the configuration does not fit the
+    job."""
     try:
         config.check_world_size(runtime.world_size)
     except ValueError as error:
@@ -41,8 +43,12 @@ def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = No
     group = torch.distributed.group.WORLD
     assert group is not None
     dmp = DistributedModelParallel(
-        task, env=ShardingEnv.from_process_group(group), device=runtime.device, plan=plan, sharders=[sharder],
-    )  # fmt: skip
+        task,
+        env=ShardingEnv.from_process_group(group),
+        device=runtime.device,
+        plan=plan,
+        sharders=[cast("ModuleSharder[nn.Module]", sharder)],
+    )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
     return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim))

@@ -11,7 +11,8 @@ from trainer.errors import UserError
 
 
 def launch(arguments: list[str]) -> int:
-    """`launch [--nproc N] COMMAND ...`: run the trainer's COMMAND in N processes; returns the first failure's exit code."""
+    """`launch [--nproc N] COMMAND ...`: run the trainer's COMMAND in N processes; returns the first failure's exit
+    code."""
     wanted = "auto"
     if arguments and arguments[0].partition("=")[0] == "--nproc":
         option, equals, wanted = arguments.pop(0).partition("=")
@@ -46,7 +47,7 @@ def _elastic(count: int, arguments: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = ["--standalone", "--nproc_per_node", str(count), "-m", "trainer", *arguments]
     try:
-        run(get_args_parser().parse_args(options))
+        run(get_args_parser().parse_args(options))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode

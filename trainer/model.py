@@ -1,10 +1,12 @@
 """The model: DLRM over an EmbeddingBagCollection, and the task that adds the loss.
 
-Shapes: B samples, D embedding_dim, F sparse features. The embedding tables are made on the meta device: the sharder gives
-each process memory for its own shards only, and `trainer.tables` fills them.
+Shapes: B samples, D embedding_dim, F sparse features. The embedding tables are made on the meta device: the sharder
+gives each process memory for its own shards only, and `trainer.tables` fills them.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ from trainer.numerics import Precision, autocast
 def mlp(sizes: tuple[int, ...], last_is_linear: bool) -> nn.Sequential:
     """Linear layers with ReLU between (and after the last one unless `last_is_linear`)."""
     layers: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(fan_in, fan_out))
         if not (last_is_linear and i == len(sizes) - 2):
             layers.append(nn.ReLU())
@@ -68,10 +70,15 @@ class TopTower(nn.Module):
 
 
 class Dlrm(nn.Module):
-    """Deep learning recommendation model (Naumov et al. 2019), with the embedding collection as its one sharded part."""
+    """Deep learning recommendation model (Naumov et al. 2019), with the embedding collection as its one sharded
+    part."""
 
     def __init__(
-        self, config: TrainConfig, precision: Precision, tables_device: torch.device, rows: tuple[int, ...] | None = None
+        self,
+        config: TrainConfig,
+        precision: Precision,
+        tables_device: torch.device,
+        rows: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         features = config.data.sparse_features
@@ -116,7 +123,11 @@ def table_configs(config: TrainConfig, rows: tuple[int, ...]) -> list[EmbeddingB
     pooling = PoolingType.SUM if config.model.pooling == "sum" else PoolingType.MEAN
     return [
         EmbeddingBagConfig(
-            name=table, num_embeddings=count, embedding_dim=config.model.embedding_dim, feature_names=[feature], pooling=pooling
+            name=table,
+            num_embeddings=count,
+            embedding_dim=config.model.embedding_dim,
+            feature_names=[feature],
+            pooling=pooling,
         )
         for table, feature, count in zip(config.table_names, config.data.sparse_features, rows, strict=True)
     ]

@@ -30,14 +30,16 @@ def choose_precision(wanted: str, device: torch.device) -> tuple[Precision, str]
         raise UserError(f"train.precision is tf32, which {device.type} here does not have; legal: auto, fp32, bf16")
     if wanted == "bf16" and not native_bf16(device):
         raise UserError(
-            "train.precision is bf16, but this device has no native bf16 (about 50 times slower than fp32); legal: auto, fp32"
+            "train.precision is bf16, but this device has no native bf16 (about 50 times slower than fp32); "
+            "legal: auto, fp32"
         )
     assert wanted in ("fp32", "tf32", "bf16")
     return wanted, "as asked"  # type: ignore[return-value]  # narrowed by the assertion above
 
 
 def apply_precision(precision: Precision) -> None:
-    """Process-wide switches: TF32 matrix products where asked (torch's default is full fp32), denormals flushed on CPU."""
+    """Process-wide switches: TF32 matrix products where asked (torch's default is full fp32), denormals flushed on
+    CPU."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.set_flush_denormal(True)
 
@@ -54,4 +56,9 @@ def _cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux: fp32 is always right
         return set()
-    return {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split(":", 1)[1].split()}
+    return {
+        flag
+        for line in lines
+        if line.lower().startswith(("flags", "features"))
+        for flag in line.split(":", 1)[1].split()
+    }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-untyped]  # has no types at all
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
@@ -25,14 +25,20 @@ _FUSED = {
 }
 # What a table's optimizer keeps, in the order in which the kernels list it; one value per row or per weight.
 SPARSE_STATES: dict[str, tuple[str, ...]] = {
-    "sgd": (), "adagrad": ("sum",), "rowwise_adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq"),
-}  # fmt: skip
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
 
 
 def fused_params(config: SparseOptimConfig, device: torch.device) -> dict[str, Any]:
     """Settings of the kernel's own optimizer; raises UserError for one that the device's kernels lack."""
     if config.optimizer == "adam" and device.type == "cpu":
-        raise UserError("optim.sparse.optimizer is adam, which the CPU kernels do not have; legal here: sgd, adagrad, rowwise_adagrad")
+        raise UserError(
+            "optim.sparse.optimizer is adam, which the CPU kernels do not have; "
+            "legal here: sgd, adagrad, rowwise_adagrad"
+        )
     params: dict[str, Any] = {"optimizer": _FUSED[config.optimizer], "learning_rate": config.learning_rate}
     if config.optimizer != "sgd":
         params["eps"] = config.eps
@@ -48,7 +54,9 @@ def dense_factory(config: DenseOptimConfig) -> Callable[[Iterable[Tensor]], torc
         "sgd": lambda p: torch.optim.SGD(p, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=config.learning_rate, eps=config.eps, weight_decay=decay),
         "adam": lambda p: torch.optim.Adam(p, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=decay),
-        "adamw": lambda p: torch.optim.AdamW(p, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=decay),
+        "adamw": lambda p: torch.optim.AdamW(
+            p, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=decay
+        ),
     }
     return makers[config.optimizer]
 
@@ -59,7 +67,9 @@ def replicated_factory(config: SparseOptimConfig) -> Callable[[Iterable[Tensor]]
         "sgd": lambda p: torch.optim.SGD(p, lr=config.learning_rate),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=config.learning_rate, eps=config.eps),
         "rowwise_adagrad": lambda p: RowWiseAdagrad(p, lr=config.learning_rate, eps=config.eps),
-        "adam": lambda p: torch.optim.Adam(p, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps),
+        "adam": lambda p: torch.optim.Adam(
+            p, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps
+        ),
     }
     return makers[config.optimizer]
 
@@ -67,7 +77,9 @@ def replicated_factory(config: SparseOptimConfig) -> Callable[[Iterable[Tensor]]
 class Optimizers:
     """All optimizers of a job behind one step; `combined` is what the pipeline calls."""
 
-    def __init__(self, dmp: DistributedModelParallel, replicated: Mapping[str, nn.Parameter], config: OptimConfig) -> None:
+    def __init__(
+        self, dmp: DistributedModelParallel, replicated: Mapping[str, nn.Parameter], config: OptimConfig
+    ) -> None:
         self.fused: CombinedOptimizer = dmp.fused_optimizer
         tables = {id(parameter) for parameter in replicated.values()}
         dense = {
@@ -76,11 +88,13 @@ class Optimizers:
             if ".embedding_bags." not in name and id(parameter) not in tables
         }
         self.dense = KeyedOptimizerWrapper(dense, dense_factory(config.dense))
-        self.replicated = KeyedOptimizerWrapper(dict(replicated), replicated_factory(config.sparse)) if replicated else None
+        self.replicated = (
+            KeyedOptimizerWrapper(dict(replicated), replicated_factory(config.sparse)) if replicated else None
+        )
         stepped: KeyedOptimizer = self.dense
         if config.dense.clip_norm is not None:
             stepped = GradientClippingOptimizer(self.dense, GradientClipping.NORM, max_gradient=config.dense.clip_norm)
-        parts: list[tuple[str, KeyedOptimizer]] = [("fused", self.fused), ("dense", stepped)]
+        parts: list[KeyedOptimizer | tuple[str, KeyedOptimizer]] = [("fused", self.fused), ("dense", stepped)]
         if self.replicated is not None:
             parts.append(("replicated", self.replicated))
         self.combined = CombinedOptimizer(parts)
@@ -88,16 +102,20 @@ class Optimizers:
 
     def set_factor(self, factor: float) -> None:
         """Multiply both base learning rates by `factor` for the coming step."""
-        for group in self.dense.param_groups:
-            group["lr"] = self._dense_rate * factor
-        for keyed in (self.fused, *([self.replicated] if self.replicated is not None else [])):
-            for group in keyed.param_groups:
-                group["lr"] = self._sparse_rate * factor
+        _set_rate(self.dense, self._dense_rate * factor)
+        _set_rate(self.fused, self._sparse_rate * factor)
+        if self.replicated is not None:
+            _set_rate(self.replicated, self._sparse_rate * factor)
 
     def set_step(self, step: int) -> None:
         """Tell kernels that count their own updates (Adam's bias correction) how many there were."""
         for _, optimizer in self.fused.optimizers:
             _set_kernel_step(optimizer, step)
+
+
+def _set_rate(optimizer: KeyedOptimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        cast("dict[str, Any]", group)["lr"] = rate  # a Mapping by its annotation, a dict in fact
 
 
 def _set_kernel_step(optimizer: KeyedOptimizer, step: int) -> None:

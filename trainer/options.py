@@ -1,4 +1,5 @@
-"""Merges defaults < configuration file < environment < command line into one TrainConfig, and says what is wrong in one line."""
+"""Merges defaults < configuration file < environment < command line into one TrainConfig, and says what is wrong in one
+line."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[t
         name, equals, value = argument[2:].partition("=")
         name = name.replace("_", "-")
         if name != "config" and name not in by_name:
-            raise UserError(f"unknown option --{name}{_suggest(name, by_name)}; `python -m trainer train --help` lists all")
+            raise UserError(
+                f"unknown option --{name}{_suggest(name, by_name)}; `python -m trainer train --help` lists all"
+            )
         if not equals:
             if not rest or (rest[0].startswith("--") and "." in rest[0]):
                 raise UserError(f"option --{name} lacks a value")
@@ -157,7 +160,7 @@ def _assign(tree: dict[str, Any], path: tuple[str, ...], value: Any, said_by: st
     node[path[-1]] = value
 
 
-def _describe(problems: Sequence[Any], tree: Mapping[str, Any]) -> list[str]:
+def _describe(problems: Sequence[Mapping[str, Any]], tree: Mapping[str, Any]) -> list[str]:
     """pydantic's errors, one entry per option: the option, what is wrong with it, the value seen."""
     wrong: dict[tuple[str, ...], list[str]] = {}
     rules = []

@@ -40,7 +40,9 @@ def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: t
     registry = None
     if (config.forward_precision, config.backward_precision) != ("fp32", "fp32"):
         registry = get_qcomm_codecs_registry(
-            QCommsConfig(forward_precision=comms[config.forward_precision], backward_precision=comms[config.backward_precision]),
+            QCommsConfig(
+                forward_precision=comms[config.forward_precision], backward_precision=comms[config.backward_precision]
+            ),
             device=device,
         )
     return Sharder(fused_params=fused_params, qcomm_codecs_registry=registry)
@@ -56,17 +58,24 @@ def memory_per_device(device: torch.device, local_world_size: int) -> int:
 def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: Runtime) -> ShardingPlan:
     """Collective: the plan that rank 0 finds, for every process. Raises UserError where nothing fits."""
     device = runtime.device
-    cap = int(config.sharding.hbm_cap_gib * GIB) if config.sharding.hbm_cap_gib else memory_per_device(device, runtime.local_world_size)
+    cap = (
+        int(config.sharding.hbm_cap_gib * GIB)
+        if config.sharding.hbm_cap_gib
+        else memory_per_device(device, runtime.local_world_size)
+    )
     planner = EmbeddingShardingPlanner(
         topology=Topology(
-            world_size=runtime.world_size, local_world_size=runtime.local_world_size, compute_device=device.type,
-            hbm_cap=cap if device.type == "cuda" else None, ddr_cap=cap if device.type == "cpu" else None,
+            world_size=runtime.world_size,
+            local_world_size=runtime.local_world_size,
+            compute_device=device.type,
+            hbm_cap=cap if device.type == "cuda" else None,
+            ddr_cap=cap if device.type == "cpu" else None,
         ),
         batch_size=config.train.batch_size // runtime.world_size,
         constraints=constraints(config),
         storage_reservation=FixedPercentageStorageReservation(config.sharding.reserve_fraction),
         debug=False,
-    )  # fmt: skip
+    )
     sharders = [cast("ModuleSharder[nn.Module]", sharder)]
     try:
         group = dist.group.WORLD
@@ -74,27 +83,30 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
         return planner.collective_plan(model, sharders, group)
     except PlannerError as error:
         raise UserError(
-            f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each (sharding.hbm_cap_gib, less "
-            f"{config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; allow more sharding.types or kernels, use more "
-            f"processes, or cap the tables with --model.num-embeddings-cap"
+            f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each "
+            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; "
+            f"allow more sharding.types or kernels, use more processes, or cap the tables: --model.num-embeddings-cap"
         ) from None
 
 
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     """Per table: the sharding types and kernels that the configuration allows, and the ids per sample."""
-    kernels = list(config.sharding.kernels) if config.sharding.kernels else None
+    kernels: list[str] | None = list(config.sharding.kernels) if config.sharding.kernels else None
     pooling = float(config.data.ids_per_feature)
     return {
         table: ParameterConstraints(
             sharding_types=_useful(config.sharding.tables.get(table, config.sharding.types), config),
-            compute_kernels=kernels, pooling_factors=[pooling], min_partition=config.sharding.min_columns,
+            compute_kernels=kernels,
+            pooling_factors=[pooling],
+            min_partition=config.sharding.min_columns,
         )
         for table in config.table_names
-    }  # fmt: skip
+    }
 
 
 def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
-    """Without column-wise where the table is too narrow to split: one column shard is table-wise by a confusing name."""
+    """Without column-wise where the table is too narrow to split: one column shard is table-wise by a confusing
+    name."""
     narrow = config.model.embedding_dim <= (config.sharding.min_columns or MIN_CW_DIM)
     return [t for t in types if not (narrow and t == "column_wise")] or ["table_wise"]
 
@@ -122,12 +134,20 @@ def describe_plan(plan: ShardingPlan, config: TrainConfig) -> list[PlannedTable]
         ranks = tuple(sharding.ranks or ())
         shards = getattr(sharding.sharding_spec, "shards", None)
         if shards is None:  # data-parallel: a copy everywhere
-            bytes_per_rank.update({rank: rows * config.model.embedding_dim * 4 for rank in ranks})
+            bytes_per_rank.update(dict.fromkeys(ranks, rows * config.model.embedding_dim * 4))
         else:
             for shard in shards:
                 bytes_per_rank[shard.placement.rank()] += shard.shard_sizes[0] * shard.shard_sizes[1] * 4
         described.append(
-            PlannedTable(table, rows, config.model.embedding_dim, sharding.sharding_type, sharding.compute_kernel, ranks, dict(bytes_per_rank))
+            PlannedTable(
+                table,
+                rows,
+                config.model.embedding_dim,
+                sharding.sharding_type,
+                sharding.compute_kernel,
+                ranks,
+                dict(bytes_per_rank),
+            )
         )
     return described
 

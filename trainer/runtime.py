@@ -153,5 +153,7 @@ def _init_process_group(
     elif world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=1, timeout=timeout)
     else:
-        raise UserError(f"WORLD_SIZE is {world_size} but MASTER_ADDR is not set: start several processes with "
-                        f"`torchrun --nproc_per_node {world_size} -m trainer`")  # fmt: skip
+        raise UserError(
+            f"WORLD_SIZE is {world_size} but MASTER_ADDR is not set: start several processes with "
+            f"`torchrun --nproc_per_node {world_size} -m trainer`"
+        )

@@ -1,4 +1,5 @@
-"""A trained model on one process, without a process group: out of a checkpoint, into a folder, and back for predictions.
+"""A trained model on one process, without a process group: out of a checkpoint, into a folder, and back for
+predictions.
 
 An exported folder holds `model.json` (configuration, quantisation, where it came from) and `weights.pt` (tensors only).
 """
@@ -67,7 +68,12 @@ def save(exported: ExportedModel, folder: Path) -> None:
         raise UserError(f"--out {folder} already holds a model; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(exported.model.state_dict(), folder / "weights.pt")
-    fields = {"format": FORMAT, "step": exported.step, "quantize": exported.quantize, "config": exported.config.model_dump(mode="json")}
+    fields = {
+        "format": FORMAT,
+        "step": exported.step,
+        "quantize": exported.quantize,
+        "config": exported.config.model_dump(mode="json"),
+    }
     aside = folder / "model.json.part"
     aside.write_text(json.dumps(fields, indent=1), encoding="utf-8")
     aside.replace(description)
@@ -83,11 +89,15 @@ def load(folder: Path) -> ExportedModel:
         model = _quantized(Dlrm(config, "fp32", torch.device("cpu")).eval(), fields["quantize"])
         model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
     except FileNotFoundError as error:
-        raise UserError(f"--model {folder}: {Path(error.filename).name} is missing; make it with `python -m trainer export`") from None
+        raise UserError(
+            f"--model {folder}: {Path(error.filename).name} is missing; make it with `python -m trainer export`"
+        ) from None
     except (KeyError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"--model {folder} is not a model that this version can read ({type(error).__name__})") from error
+        raise UserError(
+            f"--model {folder} is not a model that this version can read ({type(error).__name__})"
+        ) from error
     return ExportedModel(config, fields["quantize"], int(fields["step"]), model)
 
 

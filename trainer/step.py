@@ -26,7 +26,9 @@ class Pipeline:
         self._sparse: TrainPipelineSparseDist[Batch, Output] | None = None
         self._base: TrainPipelineBase[Batch, Output] | None = None
         if kind == "sparse_dist":
-            self._sparse = TrainPipelineSparseDist(job.dmp, job.optimizers.combined, job.runtime.device, execute_all_batches=True)
+            self._sparse = TrainPipelineSparseDist(
+                job.dmp, job.optimizers.combined, job.runtime.device, execute_all_batches=True
+            )
         elif kind == "base":
             self._base = TrainPipelineBase(job.dmp, job.optimizers.combined, job.runtime.device)
 

@@ -1,7 +1,8 @@
-"""The embedding tables as the sharded model holds them: which rows and columns are here, their weights and optimizer state.
+"""The embedding tables as the sharded model holds them: which rows and columns are here, their weights and optimizer
+state.
 
-The one place that knows how TorchRec lays out shards. Initial weights, checkpoints and exports all go through `TableShard`,
-so none of them depends on the sharding plan.
+The one place that knows how TorchRec lays out shards. Initial weights, checkpoints and exports all go through
+`TableShard`, so none of them depends on the sharding plan.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class TableShard:
     """A rectangle of a table on this process.
 
     `weight` (rows, cols) starts at (row, col) of the whole table. `states` maps an optimizer state to a tensor of shape
-    (rows,) for row-wise states or (rows, cols). Both are views: writing to them changes the model. `sharding` is TorchRec's
-    word; a data_parallel shard is the whole table, the same on every process.
+    (rows,) for row-wise states or (rows, cols). Both are views: writing to them changes the model. `sharding` is
+    TorchRec's word; a data_parallel shard is the whole table, the same on every process.
     """
 
     table: str
@@ -55,7 +56,9 @@ def replicated_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Paramet
     return {t: cast(nn.Parameter, bags[t].weight) for t, kind in sharding_of(dmp).items() if kind == "data_parallel"}
 
 
-def local_shards(dmp: DistributedModelParallel, optimizers: Optimizers | None, optimizer_kind: str) -> Iterator[TableShard]:
+def local_shards(
+    dmp: DistributedModelParallel, optimizers: Optimizers | None, optimizer_kind: str
+) -> Iterator[TableShard]:
     """Every shard of this process, in a fixed order; without `optimizers` the states are left out."""
     kinds = sharding_of(dmp)
     names = SPARSE_STATES[optimizer_kind] if optimizers is not None else ()
@@ -64,7 +67,9 @@ def local_shards(dmp: DistributedModelParallel, optimizers: Optimizers | None, o
         assert isinstance(weight, ShardedTensor)
         kernel_states = list(dmp.fused_optimizer.state[weight].values())
         for i, shard in enumerate(weight.local_shards()):
-            states = {n: cast(ShardedTensor, s).local_shards()[i].tensor for n, s in zip(names, kernel_states, strict=False)}
+            states = {
+                n: cast(ShardedTensor, s).local_shards()[i].tensor for n, s in zip(names, kernel_states, strict=False)
+            }
             row, col = shard.metadata.shard_offsets
             yield TableShard(table, kinds[table], row, col, shard.tensor, states)
     for table, parameter in replicated_parameters(dmp).items():
@@ -78,8 +83,8 @@ def local_shards(dmp: DistributedModelParallel, optimizers: Optimizers | None, o
 def initialize_tables(dmp: DistributedModelParallel, seed: int, rows: dict[str, int], dim: int) -> None:
     """Uniform in +-1/sqrt(rows) (Naumov et al. 2019), a pure function of (seed, table, row, column, device type).
 
-    A table is drawn in blocks of 65,536 whole rows, each from a generator of its own, so a shard draws just the blocks that it
-    overlaps and no sharding plan or number of processes changes a weight.
+    A table is drawn in blocks of 65,536 whole rows, each from a generator of its own, so a shard draws just the blocks
+    that it overlaps and no sharding plan or number of processes changes a weight.
     """
     order = {table: i for i, table in enumerate(rows)}
     with torch.no_grad():

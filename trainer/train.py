@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.checkpoint import Checkpointer, Progress, open_store
 from trainer.config import TrainConfig
-from trainer.data import Source, SourceContext, open_source
+from trainer.data import Batch, Source, SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.errors import UserError
 from trainer.evaluate import evaluate
@@ -49,13 +49,20 @@ def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
     checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run))
     newest = checkpointer.newest()
     if newest is None:
-        raise UserError(f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
-                        f"another --train.run")  # fmt: skip
+        raise UserError(
+            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
+            f"another --train.run"
+        )
     progress = checkpointer.restore(newest)
     result = {
-        "run": config.train.run, "state": "evaluated", **evaluate(job, source), "step": progress.step,
-        "position": progress.position, "world_size": runtime.world_size, "checkpoint": checkpointer.location(newest),
-    }  # fmt: skip
+        "run": config.train.run,
+        "state": "evaluated",
+        **evaluate(job, source),
+        "step": progress.step,
+        "position": progress.position,
+        "world_size": runtime.world_size,
+        "checkpoint": checkpointer.location(newest),
+    }
     with Reporter.open(config, runtime.is_main, progress.step) as reporter:
         reporter.event("result", **result)
     return result
@@ -65,12 +72,16 @@ def _resume(config: TrainConfig, checkpointer: Checkpointer) -> Progress:
     newest, wanted = checkpointer.newest(), config.checkpoint.resume
     if newest is None:
         if wanted == "required":
-            raise UserError(f"checkpoint.resume is required, but run {config.train.run} has no complete checkpoint under "
-                            f"{config.checkpoint.uri}; legal: --checkpoint.resume auto, or another --train.run")  # fmt: skip
+            raise UserError(
+                f"checkpoint.resume is required, but run {config.train.run} has no complete checkpoint under "
+                f"{config.checkpoint.uri}; legal: --checkpoint.resume auto, or another --train.run"
+            )
         return Progress()
     if wanted == "never":
-        raise UserError(f"checkpoint.resume is never, but run {config.train.run} already has {checkpointer.location(newest)}; "
-                        f"start afresh with another --train.run NAME, or resume with --checkpoint.resume auto")  # fmt: skip
+        raise UserError(
+            f"checkpoint.resume is never, but run {config.train.run} already has {checkpointer.location(newest)}; "
+            f"start afresh with another --train.run NAME, or resume with --checkpoint.resume auto"
+        )
     return checkpointer.restore(newest)
 
 
@@ -82,17 +93,26 @@ def _total_steps(config: TrainConfig, source: Source, start: Progress) -> int:
     total = start.step + max(0, left) // config.train.batch_size
     if total == 0:
         raise UserError(
-            f"train.batch_size is {config.train.batch_size}, more than the {int(config.train.epochs * per_epoch)} samples of the run; "
-            f"legal: at most that, or give --train.steps"
+            f"train.batch_size is {config.train.batch_size}, more than the "
+            f"{int(config.train.epochs * per_epoch)} samples of the run; legal: at most that, or give --train.steps"
         )
     return total
 
 
 def _announce(job: Job, start: Progress, total_steps: int, reporter: Reporter) -> None:
     runtime, config = job.runtime, job.config
-    reporter.event("start", run=config.train.run, processes=runtime.world_size, device=str(runtime.device.type),
-                   precision=runtime.precision, because=runtime.precision_reason, threads=torch.get_num_threads(),
-                   batch_size=config.train.batch_size, total_steps=total_steps, source=config.data.source)  # fmt: skip
+    reporter.event(
+        "start",
+        run=config.train.run,
+        processes=runtime.world_size,
+        device=str(runtime.device.type),
+        precision=runtime.precision,
+        because=runtime.precision_reason,
+        threads=torch.get_num_threads(),
+        batch_size=config.train.batch_size,
+        total_steps=total_steps,
+        source=config.data.source,
+    )
     reporter.event("plan", tables=describe_plan(job.plan, config))
     if start.step:
         reporter.event("resume", step=start.step, position=start.position)
@@ -136,8 +156,10 @@ class Run:
         self.job.dmp.train()
         pipeline = Pipeline(self.job)
         left = self.total_steps - self.progress.step
-        stream = train_batches(self.source, config, self.progress.position, left, runtime.rank, runtime.world_size, runtime.device)
-        with closing(stream) as batches:
+        stream = train_batches(
+            self.source, config, self.progress.position, left, runtime.rank, runtime.world_size, runtime.device
+        )
+        with closing(cast("Generator[Batch]", stream)) as batches:
             for _ in range(left):
                 self._step(pipeline, batches, clock)
                 if self._due(config.checkpoint.every_steps):
@@ -174,7 +196,9 @@ class Run:
         began = time.monotonic()
         where = self.checkpointer.save(self.progress)
         self.saved_step = self.progress.step
-        self.reporter.event("checkpoint", step=self.progress.step, path=where, seconds=round(time.monotonic() - began, 3))
+        self.reporter.event(
+            "checkpoint", step=self.progress.step, path=where, seconds=round(time.monotonic() - began, 3)
+        )
 
     def _reached_target(self) -> bool:
         """Evaluate; whether the AUC is at train.target_auc."""
@@ -192,11 +216,17 @@ class Run:
             self._evaluate()
         assert self.evaluated is not None
         return {
-            "run": self.job.config.train.run, "state": state, **self.evaluated,
-            "samples_per_second": clock.overall(), "step": self.progress.step, "position": self.progress.position,
-            "world_size": self.job.runtime.world_size, "checkpoint": self.checkpointer.location(self.progress.step),
-            "logs": str(run_folder(self.job.config)), "memory_gib": memory_gib(self.job.runtime.device),
-        }  # fmt: skip
+            "run": self.job.config.train.run,
+            "state": state,
+            **self.evaluated,
+            "samples_per_second": clock.overall(),
+            "step": self.progress.step,
+            "position": self.progress.position,
+            "world_size": self.job.runtime.world_size,
+            "checkpoint": self.checkpointer.location(self.progress.step),
+            "logs": str(run_folder(self.job.config)),
+            "memory_gib": memory_gib(self.job.runtime.device),
+        }
 
 
 class Clock:
@@ -237,9 +267,16 @@ class Clock:
         self._reports += 1
         quality = self._quality.compute() if self._quality is not None else {}
         self._reporter.event(
-            "train", step=step, loss=mean, **quality, samples_per_second=samples / seconds, step_ms=1e3 * seconds / steps,
-            learning_rate_factor=self._factor, memory_gib=memory_gib(self._job.runtime.device), samples_since_last=samples,
-        )  # fmt: skip
+            "train",
+            step=step,
+            loss=mean,
+            **quality,
+            samples_per_second=samples / seconds,
+            step_ms=1e3 * seconds / steps,
+            learning_rate_factor=self._factor,
+            memory_gib=memory_gib(self._job.runtime.device),
+            samples_since_last=samples,
+        )
         self._losses = []
         self._since = time.perf_counter()
         self._last_rate = samples / seconds

@@ -28,8 +28,12 @@ class BenchOptions:
 
 
 def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given processes."""
+    """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
+    processes."""
     options, nproc, rest = _parse(arguments)
+    from trainer.quiet import quiet_libraries
+
+    quiet_libraries()
     if options.data:
         from trainer.bench.sources import bench_sources
 
@@ -40,9 +44,6 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         return launch(["--nproc", nproc, "bench", "--in-job", *arguments])
     config = load_config(rest, environ)
-    from trainer.quiet import quiet_libraries
-
-    quiet_libraries()
     from trainer.bench.steps import bench_steps
     from trainer.runtime import running
 
@@ -54,7 +55,9 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
-    parser = argparse.ArgumentParser(prog="python -m trainer bench", add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer bench", add_help=False, exit_on_error=False, allow_abbrev=False
+    )
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=5)
@@ -71,13 +74,17 @@ def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
 
 
 def _show_steps(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['processes']} processes x {result['batch_per_process']} samples, {result['device']}, "
-                        f"{result['blocks']} interleaved blocks of {result['steps']} steps")  # fmt: skip
+    table = Table(
+        title=f"{result['processes']} processes x {result['batch_per_process']} samples, {result['device']}, "
+        f"{result['blocks']} interleaved blocks of {result['steps']} steps"
+    )
     for column in ("step", "samples/s (median)", "min", "max"):
         table.add_column(column, justify="left" if column == "step" else "right")
     for name in ("ours", "stock"):
         rates = result[f"{name}_blocks"]
-        table.add_row(f"{name} ({result[f'{name}_precision']})", *(f"{r:,.0f}" for r in (result[name], min(rates), max(rates))))
+        table.add_row(
+            f"{name} ({result[f'{name}_precision']})", *(f"{r:,.0f}" for r in (result[name], min(rates), max(rates)))
+        )
     table.caption = f"ratio ours / stock, median of block pairs: {result['ratio']:.2f}"
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")

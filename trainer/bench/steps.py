@@ -33,7 +33,10 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     """
     source = open_source(SourceContext(config, "train", runtime.device))
     batches = list(train_batches(source, config, 0, _CACHED_BATCHES, runtime.rank, runtime.world_size, runtime.device))
-    sides: dict[str, Callable[[int], float]] = {"ours": _ours(config, runtime, batches), "stock": _stock(config, runtime, batches)}
+    sides: dict[str, Callable[[int], float]] = {
+        "ours": _ours(config, runtime, batches),
+        "stock": _stock(config, runtime, batches),
+    }
     for measure in sides.values():
         measure(options.warmup)
     blocks: dict[str, list[float]] = {name: [] for name in sides}
@@ -42,19 +45,26 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
             blocks[name].append(options.steps * config.train.batch_size / measure(options.steps))
     ratios = [ours / stock for ours, stock in zip(blocks["ours"], blocks["stock"], strict=True)]
     return {
-        "ours": statistics.median(blocks["ours"]), "stock": statistics.median(blocks["stock"]), "ratio": statistics.median(ratios),
-        "ours_blocks": blocks["ours"], "stock_blocks": blocks["stock"], "ours_precision": runtime.precision,
-        "stock_precision": "tf32" if runtime.precision == "tf32" else "fp32", "processes": runtime.world_size,
-        "batch_per_process": config.train.batch_size // runtime.world_size, "device": runtime.device.type,
-        "blocks": options.blocks, "steps": options.steps,
-    }  # fmt: skip
+        "ours": statistics.median(blocks["ours"]),
+        "stock": statistics.median(blocks["stock"]),
+        "ratio": statistics.median(ratios),
+        "ours_blocks": blocks["ours"],
+        "stock_blocks": blocks["stock"],
+        "ours_precision": runtime.precision,
+        "stock_precision": "tf32" if runtime.precision == "tf32" else "fp32",
+        "processes": runtime.world_size,
+        "batch_per_process": config.train.batch_size // runtime.world_size,
+        "device": runtime.device.type,
+        "blocks": options.blocks,
+        "steps": options.steps,
+    }
 
 
 def _ours(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Callable[[int], float]:
     job = build_job(config, runtime)
     job.dmp.train()
     pipeline = Pipeline(job)
-    return _timed(lambda stream: pipeline.progress(stream), itertools.cycle(batches), runtime)
+    return _timed(pipeline.progress, itertools.cycle(batches), runtime)
 
 
 def _stock(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Callable[[int], float]:

@@ -1,4 +1,5 @@
-"""Saving and resuming a run: a canonical form of its state that no sharding plan changes, in a store that is never half-written."""
+"""Saving and resuming a run: a canonical form of its state that no sharding plan changes, in a store that is never
+half-written."""
 
 from trainer.checkpoint.manager import Checkpointer, Progress
 from trainer.checkpoint.store import CheckpointStore, FsspecStore, open_store

@@ -37,7 +37,8 @@ class Checkpointer:
 
     def newest(self) -> int | None:
         """The newest complete step, or None."""
-        return _from_rank_0(lambda: max(self._store.complete_steps(), default=None))
+        newest: int | None = _from_rank_0(lambda: max(self._store.complete_steps(), default=None))
+        return newest
 
     def location(self, step: int) -> str:
         """Path or URI of a step, for people."""
@@ -50,8 +51,10 @@ class Checkpointer:
             with torch.no_grad():
                 dcp.save(state, storage_writer=self._store.writer(progress.step))
         except (CheckpointException, OSError) as error:
-            raise UserError(f"checkpoint {self.location(progress.step)} cannot be written: {_cause(error)}; the checkpoints before "
-                            f"it are untouched") from None  # fmt: skip
+            raise UserError(
+                f"checkpoint {self.location(progress.step)} cannot be written: {_cause(error)}; the checkpoints before "
+                f"it are untouched"
+            ) from None
         if self._job.runtime.is_main:
             self._store.commit(progress.step, self._marker(progress))
             self._clean_up(progress.step)
@@ -59,7 +62,8 @@ class Checkpointer:
         return self.location(progress.step)
 
     def restore(self, step: int) -> Progress:
-        """Load a complete step into the job; raises UserError for a checkpoint of another model or one that is unreadable."""
+        """Load a complete step into the job; raises UserError for a checkpoint of another model or one that is
+        unreadable."""
         marker: dict[str, Any] = _from_rank_0(lambda: self._store.read_marker(step))
         check_compatible(marker, self._job.config, self.location(step))
         canonical = CanonicalState(self._job)
@@ -72,8 +76,10 @@ class Checkpointer:
                 raise UserError(f"checkpoint {self.location(step)} lacks {missing[0]} (and {len(missing) - 1} more)")
             dcp.load(state, storage_reader=reader)
         except (CheckpointException, OSError, RuntimeError, EOFError) as error:
-            raise UserError(f"checkpoint {self.location(step)} cannot be read: {_cause(error)}; remove that folder to resume from the "
-                            f"one before it, or start afresh with --train.run NAME") from None  # fmt: skip
+            raise UserError(
+                f"checkpoint {self.location(step)} cannot be read: {_cause(error)}; remove that folder to resume "
+                f"from the one before it, or start afresh with --train.run NAME"
+            ) from None
         canonical.loaded(state)
         progress = Progress(step=int(marker["step"]), position=int(marker["position"]))
         self._job.optimizers.set_step(progress.step)
@@ -81,10 +87,13 @@ class Checkpointer:
 
     def _marker(self, progress: Progress) -> dict[str, Any]:
         return {
-            "format": FORMAT, "step": progress.step, "position": progress.position,
-            "world_size": self._job.runtime.world_size, "torch": torch.__version__,
+            "format": FORMAT,
+            "step": progress.step,
+            "position": progress.position,
+            "world_size": self._job.runtime.world_size,
+            "torch": torch.__version__,
             "config": self._job.config.model_dump(mode="json"),
-        }  # fmt: skip
+        }
 
     def _clean_up(self, newest: int) -> None:
         kept = set(self._store.complete_steps()[-self._job.config.checkpoint.keep :]) | {newest}
@@ -96,13 +105,16 @@ class Checkpointer:
 
 
 def check_compatible(marker: Mapping[str, Any], config: TrainConfig, location: str) -> None:
-    """Raises UserError naming the first field in which the checkpoint's run differs from `config` in a way that matters."""
+    """Raises UserError naming the first field in which the checkpoint's run differs from `config` in a way that
+    matters."""
     if marker.get("format") != FORMAT:
         raise UserError(f"checkpoint {location} has format {marker.get('format')}; this version reads format {FORMAT}")
     try:
         saved = TrainConfig.model_validate(marker["config"])
     except (KeyError, ValueError) as error:
-        raise UserError(f"checkpoint {location} holds a configuration that this version cannot read: {_cause(error)}") from None
+        raise UserError(
+            f"checkpoint {location} holds a configuration that this version cannot read: {_cause(error)}"
+        ) from None
     for name, was, now in _identity(saved, config):
         if was != now:
             raise UserError(

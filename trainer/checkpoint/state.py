@@ -7,11 +7,11 @@ Keys, with the plain tensor each stands for (R rows, D embedding_dim):
     dense.<parameter>            as the parameter
     dense_optim.<parameter>.<state>
 
-Each process adds what it holds as ShardedTensors with the global layout or as full tensors, and DCP writes every element
-once; loading asks for the same keys with whatever layout the new plan has. Two cases need arithmetic: data-parallel tables are
-full tensors on every process, and under column-wise sharding row-wise Adagrad keeps one value per row *and column shard*.
-The unsharded table would hold the mean of squares over all columns, so the canonical value is the mean of the shards' values
-weighted by their columns, and loading hands that value to every shard.
+Each process adds what it holds as ShardedTensors with the global layout or as full tensors, and DCP writes every
+element once; loading asks for the same keys with whatever layout the new plan has. Two cases need arithmetic:
+data-parallel tables are full tensors on every process, and under column-wise sharding row-wise Adagrad keeps one value
+per row *and column shard*. The unsharded table would hold the mean of squares over all columns, so the canonical value
+is the mean of the shards' values weighted by their columns, and loading hands that value to every shard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from trainer.tables import TableShard, local_shards, sharded_embeddings, shardin
 
 
 class CanonicalState:
-    """The state of one job as DCP sees it. Made anew for every save or load; tensors are views of the model where possible."""
+    """The state of one job as DCP sees it. Made anew for every save or load; tensors are views of the model where
+    possible."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -60,11 +61,15 @@ class CanonicalState:
             state[f"tables.{table}.{name}"] = torch.empty(rows)
         state |= self._dense_parameters()
         # Optimizers such as Adam make their state in the first step, so the saved keys say what there is.
-        held = {f"dense_optim.{key}.{name}": value for key, name, value in _optimizer_states(self._job.optimizers.dense)}
+        held = {
+            f"dense_optim.{key}.{name}": value for key, name, value in _optimizer_states(self._job.optimizers.dense)
+        }
         for key, metadata in saved.items():
             if key.startswith("dense_optim."):
                 existing = held.get(key)
-                state[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype) if existing is None else existing
+                state[key] = (
+                    torch.empty(metadata.size, dtype=metadata.properties.dtype) if existing is None else existing
+                )
         return state
 
     def loaded(self, state: Mapping[str, Any]) -> None:

@@ -53,10 +53,11 @@ class FsspecStore:
 
     def __init__(self, uri: str) -> None:
         try:
-            self._fs, self._root = url_to_fs(uri)
+            self._fs, self._root = url_to_fs(uri)  # type: ignore[no-untyped-call]
         except (ValueError, ImportError) as error:
             raise UserError(
-                f"checkpoint.uri {uri}: {error}; legal: a folder, file://, s3://, gs://, abfs:// or another protocol of fsspec"
+                f"checkpoint.uri {uri}: {error}; legal: a folder, file://, s3://, gs://, abfs:// "
+                f"or another protocol of fsspec"
             ) from None
         self._local = isinstance(self._fs, LocalFileSystem)
         self._uri = self._root if self._local else uri.rstrip("/")
@@ -101,8 +102,10 @@ class FsspecStore:
         try:
             marker = json.loads(self._fs.cat_file(path))
         except ValueError:
-            raise UserError(f"checkpoint {self.location(step)}: {MARKER} is not valid JSON; remove that folder to resume from "
-                            f"the checkpoint before it") from None  # fmt: skip
+            raise UserError(
+                f"checkpoint {self.location(step)}: {MARKER} is not valid JSON; remove that folder to resume from "
+                f"the checkpoint before it"
+            ) from None
         if not isinstance(marker, dict):
             raise UserError(f"checkpoint {self.location(step)}: {MARKER} holds {type(marker).__name__}, not an object")
         return marker

@@ -25,8 +25,8 @@ class _Shared(Generic[T]):
 def made_ahead(items: Iterator[T], depth: int, begin: Callable[[], None]) -> Iterator[T]:
     """The same items in the same order; a thread, which calls `begin` first, makes up to `depth` of them ahead.
 
-    What `items` raises is raised here after the items before it. The thread starts with the first `next` and ends with the
-    items, at an error, or when this iterator is closed or dropped.
+    What `items` raises is raised here after the items before it. The thread starts with the first `next` and ends with
+    the items, at an error, or when this iterator is closed or dropped.
     """
     shared = _Shared(items, threading.Semaphore(depth))
     thread = threading.Thread(target=_make, args=(shared, begin), name="trainer-data", daemon=True)
@@ -52,6 +52,6 @@ def _make(shared: _Shared[T], begin: Callable[[], None]) -> None:
             shared.made.put((next(shared.items),))
     except StopIteration:
         pass
-    except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the consumer
+    except BaseException as error:  # whatever it is, it belongs to the consumer
         end = error
     shared.made.put(end)

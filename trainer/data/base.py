@@ -15,17 +15,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from trainer.config import TrainConfig
-from trainer.errors import UserError
+from trainer.data.checks import Where, check_ids, check_labels
 
 Split = Literal["train", "eval"]
 
 
 @dataclass
-class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
+class Batch(Pipelineable):
     """One process's share of a step.
 
-    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in [0, 1];
-    `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where every sample counts.
+    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in
+    [0, 1]; `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where all count.
     """
 
     dense_BD: Tensor
@@ -42,7 +42,7 @@ class Batch(Pipelineable):  # type: ignore[misc]  # torchrec is untyped
             None if self.weights_B is None else self.weights_B.to(device, non_blocking=non_blocking),
         )
 
-    def record_stream(self, stream: torch.Stream) -> None:
+    def record_stream(self, stream: torch.cuda.streams.Stream) -> None:  # type: ignore[override]  # as KJT has it
         """Keep the memory until `stream` is done with it."""
         self.dense_BD.record_stream(stream)
         self.sparse.record_stream(stream)
@@ -73,10 +73,24 @@ class SourceContext:
 class Source(Protocol):
     """An endless stream of samples that is a pure function of (configuration, split, position).
 
-    A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an object.
-    `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so that a run
-    continues exactly at a position and on any number of processes. A finite data set repeats (epoch after epoch, each
-    shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from one thread.
+    A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an
+    object. `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so
+    that a run continues exactly at a position and on any number of processes. A finite data set repeats (epoch after
+    epoch, each shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from
+    one thread at a time. A class of your own, over one file of tensors per split (`one_id_batch` and `jagged_batch`
+    check ids and labels and build the batch)::
+
+        class Tensors:
+            def __init__(self, context: SourceContext) -> None:
+                self.config = context.config
+                self.all = torch.load(f"{self.config.data.options['folder']}/{context.split}.pt")
+                self.samples_per_epoch = len(self.all["label"])
+
+            def read(self, position: int, count: int) -> Batch:
+                rows = torch.arange(position, position + count) % self.samples_per_epoch
+                features, limits = self.config.data.sparse_features, self.config.rows_per_table
+                part = {name: values[rows] for name, values in self.all.items()}
+                return one_id_batch(features, limits, part["dense"], part["ids"].T, part["label"], position)
     """
 
     @property
@@ -103,20 +117,24 @@ def one_id_batch(
     labels_B: Tensor,
     position: int,
 ) -> Batch:
-    """A batch with exactly one id per feature, from ids of shape (F, B).
+    """A batch with exactly one id per feature, from ids of shape (F, B); `position` is its first sample's.
 
-    `rows` None skips all checks: for values that are right by construction or were checked when they were loaded (a check
-    waits for the device where the batch is on one).
+    Raises UserError for a bad id or label. `rows` None skips these checks: for values that are right by construction or
+    were checked when they were loaded (a check waits for the device where the values are on one).
     """
-    if rows is not None:
-        _check_labels(labels_B, position)
-        _check_range(features, rows, ids_FB, position)
     num_features, batch_size = ids_FB.shape
+    if rows is not None:
+        check_labels(labels_B, _in_order(position))
+        for feature, limit, ids_B in zip(features, rows, ids_FB, strict=True):
+            check_ids(feature, limit, ids_B, _in_order(position))
     lengths = torch.ones(num_features * batch_size, dtype=torch.int32, device=ids_FB.device)
     sparse = KeyedJaggedTensor(
-        keys=list(features), values=ids_FB.reshape(-1), lengths=lengths, stride=batch_size,
+        keys=list(features),
+        values=ids_FB.reshape(-1),
+        lengths=lengths,
+        stride=batch_size,
         length_per_key=[batch_size] * num_features,
-    )  # fmt: skip
+    )
     return Batch(dense_BD, sparse, labels_B)
 
 
@@ -131,48 +149,28 @@ def jagged_batch(
 ) -> Batch:
     """A batch with any number of ids per feature: for each feature its ids (V_f) and its counts per sample (B).
 
-    `rows` None skips all checks, as in `one_id_batch`.
+    Checks as in `one_id_batch`.
     """
     if rows is not None:
-        _check_labels(labels_B, position)
-        for feature, limit, values, lengths in zip(
+        check_labels(labels_B, _in_order(position))
+        for feature, limit, values_V, lengths_B in zip(
             features, rows, values_per_feature, lengths_per_feature, strict=True
         ):
-            if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
-                worst = int(((values < 0) | (values >= limit)).nonzero()[0])
-                sample = int(torch.searchsorted(lengths.cumsum(0), worst, right=True))
-                raise _range_error(feature, limit, int(values[worst]), position + sample)
+            check_ids(feature, limit, values_V, _by_lengths(position, lengths_B))
     sparse = KeyedJaggedTensor(
-        keys=list(features), values=torch.cat(list(values_per_feature)), lengths=torch.cat(list(lengths_per_feature)).to(torch.int32),
-        stride=labels_B.numel(), length_per_key=[v.numel() for v in values_per_feature],
-    )  # fmt: skip
+        keys=list(features),
+        values=torch.cat(list(values_per_feature)),
+        lengths=torch.cat(list(lengths_per_feature)).to(torch.int32),
+        stride=labels_B.numel(),
+        length_per_key=[v.numel() for v in values_per_feature],
+    )
     return Batch(dense_BD, sparse, labels_B)
 
 
-def _check_range(features: Sequence[str], rows: Sequence[int], ids_FB: Tensor, position: int) -> None:
-    """TorchRec silently reads row 0 for an id past the end, so such an id stops here."""
-    low, high = torch.aminmax(ids_FB, dim=1)
-    if int(low.min()) >= 0 and bool((high < torch.tensor(rows, device=high.device)).all()):
-        return
-    for f, (feature, limit) in enumerate(zip(features, rows, strict=True)):
-        bad = ((ids_FB[f] < 0) | (ids_FB[f] >= limit)).nonzero()
-        if bad.numel():
-            sample = int(bad[0])
-            raise _range_error(feature, limit, int(ids_FB[f, sample]), position + sample)
+def _in_order(position: int) -> Where:
+    return lambda i: f"sample {position + i}"
 
 
-def _range_error(feature: str, limit: int, value: int, sample: int) -> UserError:
-    return UserError(
-        f"feature {feature} has id {value} in sample {sample}, but its table t_{feature} has {limit} rows (legal: 0 to {limit - 1}); "
-        f"raise model.num_embeddings, or ask for hashing (Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
-    )
-
-
-def _check_labels(labels_B: Tensor, position: int) -> None:
-    bad = ~((labels_B >= 0) & (labels_B <= 1))  # NaN fails both
-    if bool(bad.any()):
-        sample = int(bad.nonzero()[0])
-        raise UserError(
-            f"label of sample {position + sample} is {float(labels_B[sample])}: a label is 0, 1 or a probability between; "
-            f"mend or drop that row of the data"
-        )
+def _by_lengths(position: int, lengths_B: Tensor) -> Where:
+    """Where the i-th of all ids is, when sample b has lengths_B[b] of them."""
+    return lambda i: f"sample {position + int(torch.searchsorted(lengths_B.cumsum(0), i, right=True))}"

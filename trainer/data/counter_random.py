@@ -1,4 +1,4 @@
-"""Random numbers that are a function of (seed, stream, sample index) and nothing else, in torch integers for any device.
+"""Random numbers that are a function of (seed, stream, sample index) and nothing else, in torch integers on any device.
 
 Shapes: B samples, C columns (independent numbers per sample). Integers are two's complement and wrap; `>>` of a signed
 integer copies its sign, so shifts are masked.
@@ -16,7 +16,7 @@ _MIX32 = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))  # lowbias32 by Chris Well
 
 
 def sample_keys(seed: int, stream: int, num_streams: int, start: int, count: int, device: torch.device) -> Tensor:
-    """One 64-bit key per sample, (B,) int64; two samples or streams of one seed never share a key (the map is one to one)."""
+    """One 64-bit key per sample, (B,) int64; a one-to-one map: samples and streams of one seed never share a key."""
     keys_B = torch.arange(start, start + count, dtype=torch.int64, device=device)
     keys_B.mul_(num_streams).add_(stream)
     seed_word = _mix64(torch.tensor([seed + 1], dtype=torch.int64)).item()

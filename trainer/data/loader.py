@@ -1,7 +1,7 @@
 """From a source to the batches of one process: its share of every step, prepared ahead by a thread.
 
-Samples of step k: position + k B .. position + (k + 1) B - 1 for the global batch size B; of these rank r of w processes
-reads the r-th of w equal parts. So the number of processes changes who reads a sample, never which step it is in.
+Samples of step k: position + k B .. position + (k + 1) B - 1 for the global batch size B; of these rank r of w
+processes reads the r-th of w equal parts. So the number of processes changes who reads a sample, never its step.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """This rank's part of samples 0 .. num_samples - 1, each of which exactly one rank gets with weight 1.
 
-    All ranks get the same number of equal batches with `weights_B`; what fills the last ones repeats earlier samples with
-    weight 0.
+    All ranks get the same number of equal batches with `weights_B`; what fills the last ones repeats earlier samples
+    with weight 0.
     """
     size = _share(config.eval_batch_size, world_size)
     num_steps = -(-num_samples // (size * world_size))
@@ -56,7 +56,7 @@ def eval_size(source: Source, config: TrainConfig) -> int:
     limit, available = config.data.eval_samples, source.samples_per_epoch
     if not limit and available is None:
         raise UserError(
-            f"data.eval_samples is 0 (all), but the samples of {config.data.source} have no end; set --data.eval-samples N"
+            f"data.eval_samples is 0 (all of them), but {config.data.source} has no end; set --data.eval-samples N"
         )
     return min(n for n in (limit, available) if n)
 

@@ -39,6 +39,7 @@ def _custom(name: str, context: SourceContext) -> Source:
     source = factory(context)
     if not isinstance(source, Source):
         raise UserError(
-            f"data.source is {name}: its object lacks read() or samples_per_epoch; see trainer.data.Source for what it must have"
+            f"data.source is {name}: its object lacks read() or samples_per_epoch; "
+            f"see trainer.data.Source for what it must have"
         )
     return source

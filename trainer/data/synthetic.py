@@ -78,9 +78,9 @@ class PlantedModel:
 class SyntheticSource:
     """Endless planted samples, made on the context's device.
 
-    Dense values are uniform in 0..1. Ids are Zipf-like: floor((R + 1)^u) - 1 with u uniform, for a table of R rows. The
-    label is 1 with probability sigmoid(z) of the `PlantedModel`. All devices and world sizes give the same stream, up to
-    the rounding of floating-point functions.
+    Dense values are uniform in 0..1. Ids are Zipf-like: floor((R + 1)^u) - 1 with u uniform, for a table of R rows.
+    The label is 1 with probability sigmoid(z) of the `PlantedModel`. All devices and world sizes give the same stream,
+    up to the rounding of floating-point functions.
     """
 
     samples_per_epoch: int | None = None

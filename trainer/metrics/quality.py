@@ -15,7 +15,8 @@ _NAMES = {"window_ne": "ne", "window_auc": "auc", "window_calibration": "calibra
 
 
 class Quality:
-    """Collective metrics of the last `window` samples of the whole job, fed in pieces of at most `piece` samples per process.
+    """Collective metrics of the last `window` samples of the whole job, fed in pieces of at most `piece` samples per
+    process.
 
     NE: log loss over the entropy of the base rate (He et al. 2014). Calibration: predicted over observed positives.
     """
@@ -32,11 +33,17 @@ class Quality:
             MetricsConfig(
                 rec_tasks=[_TASK],
                 rec_metrics={kind: RecMetricDef(rec_tasks=[_TASK], window_size=window) for kind in kinds},
-                throughput_metric=None, state_metrics=[], compute_on_all_ranks=True,
+                throughput_metric=None,
+                state_metrics=[],
+                compute_on_all_ranks=True,
             ),
-            batch_size=piece, world_size=runtime.world_size, my_rank=runtime.rank, state_metrics_mapping={},
-            device=runtime.device, process_group=dist.group.WORLD,
-        )  # fmt: skip
+            batch_size=piece,
+            world_size=runtime.world_size,
+            my_rank=runtime.rank,
+            state_metrics_mapping={},
+            device=runtime.device,
+            process_group=dist.group.WORLD,
+        )
 
     def add(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> None:
         """Remember a batch; cheap, without a wait for the device."""
@@ -51,7 +58,11 @@ class Quality:
         self._flush()
         result = self._module.compute()
         values = dict(result.resolve() if hasattr(result, "resolve") else result)
-        return {_NAMES[key.partition("|")[2]]: float(value) for key, value in values.items() if key.partition("|")[2] in _NAMES}
+        return {
+            _NAMES[key.partition("|")[2]]: float(value)
+            for key, value in values.items()
+            if key.partition("|")[2] in _NAMES
+        }
 
     def _flush(self) -> None:
         if self._logits:

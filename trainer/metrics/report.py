@@ -11,7 +11,15 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from trainer.checkpoint.store import is_local, join_uri
@@ -56,7 +64,9 @@ class Reporter:
             if config.metrics.tensorboard:
                 sinks.append(TensorBoard(folder / "tensorboard"))
             if config.metrics.prometheus_port is not None:
-                sinks.append(Prometheus(config.metrics.prometheus_host, config.metrics.prometheus_port, config.train.run))
+                sinks.append(
+                    Prometheus(config.metrics.prometheus_host, config.metrics.prometheus_port, config.train.run)
+                )
         except OSError as error:
             raise UserError(
                 f"metrics cannot be opened: {error}; choose another --metrics.dir or --metrics.prometheus-port"
@@ -71,13 +81,16 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for sink in self._sinks:
             sink.close()
 
 
 def run_folder(config: TrainConfig) -> Path:
-    """The folder of a run's logs: metrics.dir, else checkpoint.uri where that is local, else runs; then the run's name."""
+    """The folder of a run's logs: metrics.dir, else checkpoint.uri where that is local, else runs; then the run's
+    name."""
     root = config.metrics.dir or (config.checkpoint.uri if is_local(config.checkpoint.uri) else "runs")
     return Path(join_uri(root.removeprefix("file://"), config.train.run))
 
@@ -119,9 +132,14 @@ class ProgressBar:
     def __init__(self, total_steps: int) -> None:
         self._console = Console()
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
-            TimeElapsedColumn(), TimeRemainingColumn(), console=self._console,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[info]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
         self._total = total_steps
         self._task: TaskID | None = None
 
@@ -170,18 +188,18 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: SummaryWriter = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._writer: SummaryWriter = SummaryWriter(str(folder))
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink."""
         if name in ("train", "eval"):
             for key in SCALARS:
                 if key in fields:
-                    self._writer.add_scalar(f"{name}/{key}", fields[key], fields["step"])  # type: ignore[no-untyped-call]
+                    self._writer.add_scalar(f"{name}/{key}", fields[key], fields["step"])
 
     def close(self) -> None:
         """See Sink."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class Prometheus:
@@ -198,7 +216,9 @@ class Prometheus:
             for key in SCALARS
         }
         self._step = Gauge("trainer_step", "optimizer steps done", ["run"], registry=registry)
-        self._samples = Counter("trainer_samples", "samples trained on by this process group", ["run"], registry=registry)
+        self._samples = Counter(
+            "trainer_samples", "samples trained on by this process group", ["run"], registry=registry
+        )
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -230,7 +250,9 @@ def plan_table(tables: list[PlannedTable]) -> Table:
         table.add_row(planned.table, f"{planned.rows:,} x {planned.dim}", planned.sharding, planned.kernel, ranks)
         for rank, size in planned.bytes_per_rank.items():
             totals[rank] = totals.get(rank, 0) + size
-    table.caption = "weights per rank: " + ", ".join(f"{rank}: {size / _MIB:,.1f} MiB" for rank, size in sorted(totals.items()))
+    table.caption = "weights per rank: " + ", ".join(
+        f"{rank}: {size / _MIB:,.1f} MiB" for rank, size in sorted(totals.items())
+    )
     return table
 
 
@@ -270,8 +292,14 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, list) and value and isinstance(value[0], PlannedTable):
         return [
-            {"table": t.table, "rows": t.rows, "dim": t.dim, "sharding": t.sharding, "kernel": t.kernel,
-             "bytes_per_rank": {str(r): b for r, b in t.bytes_per_rank.items()}}
+            {
+                "table": t.table,
+                "rows": t.rows,
+                "dim": t.dim,
+                "sharding": t.sharding,
+                "kernel": t.kernel,
+                "bytes_per_rank": {str(r): b for r, b in t.bytes_per_rank.items()},
+            }
             for t in value
-        ]  # fmt: skip
+        ]
     return value
