@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.fixture(autouse=True)
-def no_telemetry() -> Iterator[None]:
+def no_telemetry() -> None:
     """torch and TorchRec log every call with its arguments for collectors that we do not have: screens of text."""
     for name in list(logging.root.manager.loggerDict):
         if "NullHandler" in name:
             logging.getLogger(name).disabled = True
-    yield
