@@ -30,7 +30,7 @@ from trainer.planner import PlannedTable
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_MIB = 1024**2
+_MIB, _GIB = 1024**2, 1024**3
 # Scalars that a dashboard draws over steps; the rest of an event is context.
 SCALARS = ("loss", "ne", "auc", "calibration", "samples_per_second", "step_ms", "learning_rate_factor", "memory_gib")
 
@@ -203,34 +203,54 @@ class TensorBoard:
 
 
 class Prometheus:
-    """Gauges `trainer_<split>_<scalar>{run="..."}`, trainer_step and a counter of samples, at /metrics."""
+    """The endpoint /metrics of rank 0, in base units, each series with the label `run`.
+
+    By split (train, eval): trainer_loss, trainer_ne, trainer_auc, trainer_calibration. Of training:
+    trainer_samples_per_second, trainer_step_seconds, trainer_memory_bytes, trainer_learning_rate_factor, trainer_step,
+    trainer_position_samples, trainer_last_checkpoint_timestamp_seconds, and the counter trainer_samples_total.
+    """
 
     def __init__(self, host: str, port: int, run: str) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
         registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"trainer_{name}", text, ["run", *labels], registry=registry)
+
         self._run = run
-        self._gauges = {
-            (split, key): Gauge(f"trainer_{split}_{key}", f"{key} of {split}", ["run"], registry=registry)
-            for split in ("train", "eval")
-            for key in SCALARS
+        self._quality = {
+            "loss": gauge("loss", "mean binary cross-entropy", "split"),
+            "ne": gauge("ne", "normalised entropy", "split"),
+            "auc": gauge("auc", "area under the ROC curve", "split"),
+            "calibration": gauge("calibration", "predicted over observed positives", "split"),
         }
-        self._step = Gauge("trainer_step", "optimizer steps done", ["run"], registry=registry)
-        self._samples = Counter(
-            "trainer_samples", "samples trained on by this process group", ["run"], registry=registry
-        )
+        self._scaled = {
+            "samples_per_second": (1.0, gauge("samples_per_second", "samples per second of the whole job")),
+            "step_ms": (1e-3, gauge("step_seconds", "seconds per optimizer step")),
+            "memory_gib": (float(_GIB), gauge("memory_bytes", "largest memory of rank 0 so far")),
+            "learning_rate_factor": (1.0, gauge("learning_rate_factor", "factor of the schedule")),
+            "step": (1.0, gauge("step", "optimizer steps done")),
+            "position": (1.0, gauge("position_samples", "samples of the stream consumed")),
+        }
+        self._checkpoint = gauge("last_checkpoint_timestamp_seconds", "when the newest checkpoint became complete")
+        self._samples = Counter("trainer_samples", "samples trained on by this process", ["run"], registry=registry)
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink."""
-        if "step" in fields:
-            self._step.labels(self._run).set(fields["step"])
-        if name not in ("train", "eval"):
-            return
-        self._samples.labels(self._run).inc(fields.get("samples_since_last", 0))
-        for key in SCALARS:
-            if key in fields:
-                self._gauges[name, key].labels(self._run).set(fields[key])
+        if name in ("train", "eval"):
+            for key, gauge in self._quality.items():
+                if key in fields:
+                    gauge.labels(self._run, name).set(fields[key])
+        if name == "train":
+            self._samples.labels(self._run).inc(fields["samples_since_last"])
+        if name == "checkpoint":
+            self._checkpoint.labels(self._run).set_to_current_time()
+        if name in ("train", "resume"):
+            for key, (scale, gauge) in self._scaled.items():
+                if key in fields:
+                    gauge.labels(self._run).set(fields[key] * scale)
 
     def close(self) -> None:
         """See Sink."""
