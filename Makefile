@@ -96,7 +96,7 @@ venv:
 		seen="$$seen $$candidate is $$found,"; \
 		if "$$candidate" -c "$$legal"; then python=$$candidate; break; fi; \
 	done; \
-	[ -n "$$python" ] || fail "$${seen:- no Python found ($$*),} but Python 3.11 to 3.14 is needed:" \
+	seen=$${seen# }; [ -n "$$python" ] || fail "$${seen:-no Python found ($$*),} but Python 3.11 to 3.14 is needed:" \
 		"install one, or name it with make PYTHON=/path/to/python3.12"; \
 	if [ -e $(STAMPS)/venv ] && [ "$$($(PY) -c "$$version" 2> /dev/null)" = "$$found" ]; then exit 0; fi; \
 	"$$python" -c 'import ensurepip, venv' 2> /dev/null || fail "$$python ($$found) has no venv module:" \
@@ -143,12 +143,12 @@ endef
 install-trainer-cpu: install-bootstrap
 	$(call require_platform,"Linux x86_64" | "Linux aarch64",Linux on x86_64 and aarch64)
 	$(call replace_fbgemm,fbgemm-gpu)
-	$(call install,trainer-cpu,about 2.5 GB to download the first time)
+	$(call install,trainer-cpu,2.6 GB to download the first time)
 
 install-trainer-gpu: install-bootstrap
 	$(call require_platform,"Linux x86_64",Linux on x86_64; ACCELERATOR=cpu leaves the GPUs alone)
 	$(call replace_fbgemm,fbgemm-gpu-cpu)
-	$(call install,trainer-gpu,about 4 GB to download the first time)
+	$(call install,trainer-gpu,3.5 GB to download the first time)
 
 install-trainer-%:
 	@echo "error: ACCELERATOR is '$*', legal are cpu and gpu" >&2; exit 2
@@ -163,8 +163,8 @@ COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 
 	--no-annotate --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
 # torch links against most of CUDA even where there is no GPU. These are the parts that it only loads for work on a GPU:
-# torch, torchrec, fbgemm, gloo, torch.compile on CPU and the profiler run without them (3 wheels less of 450 MB, 1.2 GB
-# on disk). The rest are NEEDED entries of libtorch_cuda.so, without which `import torch` fails.
+# torch, torchrec, fbgemm, gloo, torch.compile on CPU and the profiler run without them, with 0.5 GB less to download and
+# 1.2 GB less on disk. The rest are NEEDED entries of libtorch_cuda.so, without which `import torch` fails.
 CUDA_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cusolver nvidia-nvtx
 
 # $(call compile,LIST,EXTRAS,LEFT OUT)
