@@ -1,0 +1,100 @@
+"""The bench command: its options, and one JSON object as the last line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from trainer.errors import UserError
+from trainer.options import load_config
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How long to measure."""
+
+    blocks: int
+    steps: int
+    warmup: int
+    data: bool
+
+
+def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
+    processes."""
+    options, nproc, rest = _parse(arguments)
+    from trainer.quiet import quiet_libraries
+
+    quiet_libraries()
+    if options.data:
+        from trainer.bench.sources import bench_sources
+
+        _show_sources(bench_sources(load_config(rest, environ)))
+        return 0
+    if "WORLD_SIZE" not in environ:
+        from trainer.launch import launch
+
+        return launch(["--nproc", nproc, "bench", "--in-job", *arguments])
+    config = load_config(rest, environ)
+    from trainer.bench.steps import bench_steps
+    from trainer.runtime import running
+
+    with running(config.train, dict(os.environ)) as runtime:
+        result = bench_steps(config, runtime, options)
+        if runtime.is_main:
+            _show_steps(result)
+    return 0
+
+
+def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer bench", add_help=False, exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--nproc", default="auto")
+    parser.add_argument("--data", action="store_true")
+    parser.add_argument("--in-job", action="store_true")
+    try:
+        found, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(f"bench: {error}; see `python -m trainer bench --help`") from None
+    if min(found.blocks, found.steps, found.warmup) < 1:
+        raise UserError("bench: --blocks, --steps and --warmup are 1 or more")
+    return BenchOptions(found.blocks, found.steps, found.warmup, found.data), found.nproc, rest
+
+
+def _show_steps(result: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{result['processes']} processes x {result['batch_per_process']} samples, {result['device']}, "
+        f"{result['blocks']} interleaved blocks of {result['steps']} steps"
+    )
+    for column in ("step", "samples/s (median)", "min", "max"):
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for name in ("ours", "stock"):
+        rates = result[f"{name}_blocks"]
+        table.add_row(
+            f"{name} ({result[f'{name}_precision']})", *(f"{r:,.0f}" for r in (result[name], min(rates), max(rates)))
+        )
+    table.caption = f"ratio ours / stock, median of block pairs: {result['ratio']:.2f}"
+    Console().print(table)
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def _show_sources(result: dict[str, Any]) -> None:
+    table = Table(title="Sources, read warm by one thread")
+    table.add_column("source")
+    table.add_column("samples/s", justify="right")
+    for name, rate in result["sources"].items():
+        table.add_row(name, f"{rate:,.0f}")
+    Console().print(table)
+    sys.stdout.write(json.dumps(result) + "\n")

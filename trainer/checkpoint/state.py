@@ -1,0 +1,153 @@
+"""The canonical form of a run's state: one unsharded tensor per table, table state and dense parameter.
+
+Keys, with the plain tensor each stands for (R rows, D embedding_dim):
+
+    tables.<table>.weight        (R, D)
+    tables.<table>.<state>       (R,) for row-wise Adagrad's sum, (R, D) for others
+    dense.<parameter>            as the parameter
+    dense_optim.<parameter>.<state>
+
+Each process adds what it holds as ShardedTensors with the global layout or as full tensors, and DCP writes every
+element once; loading asks for the same keys with whatever layout the new plan has. Two cases need arithmetic:
+data-parallel tables are full tensors on every process, and under column-wise sharding row-wise Adagrad keeps one value
+per row *and column shard*. The unsharded table would hold the mean of squares over all columns, so the canonical value
+is the mean of the shards' values weighted by their columns, and loading hands that value to every shard.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharding_spec import ShardMetadata
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+from trainer.job import Job
+from trainer.tables import TableShard, local_shards, sharded_embeddings, sharding_of
+
+
+class CanonicalState:
+    """The state of one job as DCP sees it. Made anew for every save or load; tensors are views of the model where
+    possible."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._kinds = sharding_of(job.dmp)
+        self._shards: dict[str, list[TableShard]] = defaultdict(list)
+        for shard in local_shards(job.dmp, job.optimizers, job.config.optim.sparse.optimizer):
+            self._shards[shard.table].append(shard)
+
+    def to_save(self) -> dict[str, Any]:
+        """Collective: the state dict of this process for dcp.save."""
+        state = self._tables()
+        for (table, name), mean in self._column_wise_means().items():
+            state[f"tables.{table}.{name}"] = mean
+        state |= self._dense_parameters()
+        for key, name, value in _optimizer_states(self._job.optimizers.dense):
+            state[f"dense_optim.{key}.{name}"] = value
+        return state
+
+    def to_load(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Targets for dcp.load, given the saved keys with DCP's metadata; call `loaded` with the result afterwards."""
+        state = self._tables()
+        for table, name, rows in self._column_wise_states():
+            state[f"tables.{table}.{name}"] = torch.empty(rows)
+        state |= self._dense_parameters()
+        # Optimizers such as Adam make their state in the first step, so the saved keys say what there is.
+        held = {
+            f"dense_optim.{key}.{name}": value for key, name, value in _optimizer_states(self._job.optimizers.dense)
+        }
+        for key, metadata in saved.items():
+            if key.startswith("dense_optim."):
+                existing = held.get(key)
+                state[key] = (
+                    torch.empty(metadata.size, dtype=metadata.properties.dtype) if existing is None else existing
+                )
+        return state
+
+    def loaded(self, state: Mapping[str, Any]) -> None:
+        """Put what was loaded into copies where it belongs."""
+        for table, name, _ in self._column_wise_states():
+            for shard in self._shards[table]:
+                shard.states[name].copy_(state[f"tables.{table}.{name}"])
+        optimizer = self._job.optimizers.dense
+        for fqn, parameter in optimizer.params.items():
+            prefix = f"dense_optim.{fqn}."
+            for key, value in state.items():
+                if key.startswith(prefix):
+                    name = key.removeprefix(prefix)
+                    optimizer.state[parameter][name] = value if name == "step" else value.to(parameter.device)
+
+    def _tables(self) -> dict[str, Any]:
+        """Weights and states whose layout DCP can express: everything but row-wise states of column-wise tables."""
+        state: dict[str, Any] = {}
+        for table, shards in self._shards.items():
+            by_name: dict[str, list[Tensor]] = defaultdict(list)
+            for shard in shards:
+                by_name["weight"].append(shard.weight)
+                for name, value in shard.states.items():
+                    if not (self._kinds[table] == "column_wise" and value.dim() == 1):
+                        by_name[name].append(value)
+            for name, tensors in by_name.items():
+                key = f"tables.{table}.{name}"
+                state[key] = tensors[0] if self._kinds[table] == "data_parallel" else self._sharded(table, tensors)
+        return state
+
+    def _sharded(self, table: str, tensors: list[Tensor]) -> ShardedTensor:
+        """This process's pieces of one table, with the layout of the whole table that the plan gives."""
+        spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+        rowwise = tensors[0].dim() == 1
+        everywhere = [_without_columns(s) if rowwise else copy.deepcopy(s) for s in spec.shards]  # type: ignore[union-attr]
+        mine = [s for s in everywhere if s.placement is not None and s.placement.rank() == dist.get_rank()]
+        rows = self._rows(table)
+        metadata = ShardedTensorMetadata(
+            shards_metadata=everywhere,
+            size=torch.Size([rows] if rowwise else [rows, self._job.config.model.embedding_dim]),
+            tensor_properties=TensorProperties(dtype=tensors[0].dtype, requires_grad=False),
+        )
+        pieces = [Shard(tensor, m) for tensor, m in zip(tensors, mine, strict=True)]
+        return ShardedTensor._init_from_local_shards_and_global_metadata(pieces, metadata)
+
+    def _rows(self, table: str) -> int:
+        return dict(zip(self._job.config.table_names, self._job.config.rows_per_table, strict=True))[table]
+
+    def _column_wise_states(self) -> list[tuple[str, str, int]]:
+        """(table, state, rows) of row-wise states under column-wise sharding, the same list on every process."""
+        if self._job.config.optim.sparse.optimizer != "rowwise_adagrad":
+            return []
+        return [(t, "sum", self._rows(t)) for t in self._job.config.table_names if self._kinds[t] == "column_wise"]
+
+    def _column_wise_means(self) -> dict[tuple[str, str], Tensor]:
+        """Collective: per table the mean over column shards, weighted by columns."""
+        means = {}
+        for table, name, rows in self._column_wise_states():
+            total = torch.zeros(rows, dtype=torch.float64, device=self._job.runtime.device)
+            for shard in self._shards.get(table, []):
+                total += shard.states[name].double() * shard.weight.shape[1]
+            dist.all_reduce(total)
+            means[table, name] = (total / self._job.config.model.embedding_dim).float().cpu()
+        return means
+
+    def _dense_parameters(self) -> dict[str, Any]:
+        return {f"dense.{fqn}": p.detach() for fqn, p in self._job.optimizers.dense.params.items()}
+
+
+def _without_columns(shard: ShardMetadata) -> ShardMetadata:
+    return ShardMetadata([shard.shard_offsets[0]], [shard.shard_sizes[0]], shard.placement or "rank:0/cpu")
+
+
+def _optimizer_states(optimizer: KeyedOptimizerWrapper) -> list[tuple[str, str, Tensor]]:
+    """(parameter, state name, tensor) of an optimizer, in a fixed order."""
+    found = []
+    for fqn, parameter in optimizer.params.items():
+        for name, value in sorted(optimizer.state[parameter].items()):
+            if isinstance(value, Tensor):
+                found.append((fqn, name, value))
+    return found

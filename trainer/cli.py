@@ -1,0 +1,146 @@
+"""The command line: which command, its help, and how errors end. Imports torch only in the command that needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer.errors import UserError
+
+EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    rest = list(arguments)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else "train"
+    if name not in COMMANDS:
+        return _fail(f"unknown command {name!r}; legal: {', '.join(COMMANDS)}")
+    if "--help" in rest or "-h" in rest:
+        from trainer.help import command_help, overview
+
+        explicit = bool(arguments) and arguments[0] == name
+        _print(command_help(name, COMMANDS[name].__doc__ or "") if explicit else overview(COMMANDS))
+        return EXIT_OK
+    try:
+        return COMMANDS[name](rest)
+    except UserError as error:
+        return EXIT_USER_ERROR if error.reported else _fail(str(error))
+    except KeyboardInterrupt:
+        if _is_main():
+            _say("interrupted; the same command resumes from the last checkpoint")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `| head`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def train_command(arguments: Sequence[str]) -> int:
+    """Train, or go on with a run that has a checkpoint. In several processes: torchrun --nproc_per_node N -m trainer"""
+    return _with_job(arguments, _train)
+
+
+def evaluate_command(arguments: Sequence[str]) -> int:
+    """Held-out loss, NE, AUC and calibration of a run's newest checkpoint (--train.run NAME)."""
+    return _with_job(arguments, _evaluate)
+
+
+def config_command(arguments: Sequence[str]) -> int:
+    """Print the effective tree of options and its JSON Schema, as one JSON object."""
+    from trainer.config import TrainConfig
+    from trainer.options import load_config
+
+    config = load_config(arguments, os.environ)
+    _print(json.dumps({"config": config.model_dump(mode="json"), "schema": TrainConfig.model_json_schema()}, indent=2))
+    return EXIT_OK
+
+
+def launch_command(arguments: Sequence[str]) -> int:
+    """Start several processes on this machine: launch [--nproc N] COMMAND [OPTION ...]; N: one per GPU, else 2."""
+    from trainer.launch import launch
+
+    return launch(list(arguments))
+
+
+def export_command(arguments: Sequence[str]) -> int:
+    """Write a run's newest checkpoint as a single-process model: export --out FOLDER [--quantize fp16|int8] [OPTION
+    ...]"""
+    from trainer.export import export_main
+
+    return export_main(list(arguments), os.environ)
+
+
+def predict_command(arguments: Sequence[str]) -> int:
+    """Probabilities for a Parquet file: predict --model FOLDER --input x.parquet --output y.parquet [--batch-size N]"""
+    from trainer.predict import predict_main
+
+    return predict_main(list(arguments))
+
+
+def bench_command(arguments: Sequence[str]) -> int:
+    """Our step beside the stock TorchRec step, in interleaved blocks: bench [--blocks N] [--steps N] [OPTION ...]"""
+    from trainer.bench import bench_main
+
+    return bench_main(list(arguments), os.environ)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train_command,
+    "evaluate": evaluate_command,
+    "export": export_command,
+    "predict": predict_command,
+    "bench": bench_command,
+    "config": config_command,
+    "launch": launch_command,
+}
+
+
+def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int:
+    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it."""
+    from trainer.options import load_config
+
+    try:
+        config = load_config(arguments, os.environ)
+    except UserError as error:
+        error.reported = not _is_main()  # every process sees the same mistake; one says it
+        raise
+    from trainer.quiet import quiet_libraries
+
+    quiet_libraries()
+    from trainer.runtime import running
+
+    with running(config.train, dict(os.environ)) as runtime:
+        body(config, runtime)
+    return EXIT_OK
+
+
+def _train(config: Any, runtime: Any) -> None:
+    from trainer.train import train
+
+    train(config, runtime)
+
+
+def _evaluate(config: Any, runtime: Any) -> None:
+    from trainer.train import evaluate_run
+
+    evaluate_run(config, runtime)
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _fail(message: str) -> int:
+    _say(f"error: {message}")
+    return EXIT_USER_ERROR
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(message + "\n")
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")

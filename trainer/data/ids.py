@@ -1,0 +1,78 @@
+"""Ids of many samples as flat arrays, of which any selection is one numpy gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Cells with ids: one id in each, or cell c has `values[offsets[c]:offsets[c + 1]]`.
+
+    A column of N rows has N cells; F columns stacked have F N cells, row i of column f being cell f N + i.
+    """
+
+    values: npt.NDArray[Any]
+    offsets: Integers | None = None
+
+    @staticmethod
+    def from_lengths(values: npt.NDArray[Any], lengths: Integers) -> Ids:
+        """Cells with so many ids each."""
+        offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+        lengths.cumsum(out=offsets[1:])
+        return Ids(values, offsets)
+
+    @staticmethod
+    def join(parts: Sequence[Ids]) -> Ids:
+        """The cells of all parts, one part after another."""
+        if len(parts) == 1:
+            return parts[0]
+        values = np.concatenate([part.values for part in parts])
+        if all(part.offsets is None for part in parts):
+            return Ids(values)
+        return Ids.from_lengths(values, np.concatenate([part.lengths for part in parts]))
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells."""
+        return self.values.size if self.offsets is None else self.offsets.size - 1
+
+    @property
+    def lengths(self) -> Integers:
+        """Ids of each cell."""
+        return np.ones(self.values.size, np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def take(self, cells: Integers) -> Ids:
+        """These cells, in the order given."""
+        if self.offsets is None:
+            return Ids(self.values.take(cells))
+        starts = self.offsets.take(cells)
+        lengths = self.offsets.take(cells + 1)
+        lengths -= starts
+        taken = Ids.from_lengths(self.values, lengths)
+        assert taken.offsets is not None
+        places = np.repeat(starts - taken.offsets[:-1], lengths)
+        places += np.arange(places.size)
+        return Ids(self.values.take(places), taken.offsets)
+
+    def take_rows(self, rows: Integers, num_rows: int) -> Ids:
+        """These rows of each of the stacked columns of `num_rows` rows: stacked columns again."""
+        first_cells = np.arange(0, self.num_cells, num_rows)
+        return self.take((first_cells[:, None] + rows).reshape(-1))
+
+    @staticmethod
+    def join_columns(parts: Sequence[Ids], num_rows: Sequence[int]) -> Ids:
+        """Stacked columns from parts with the same columns, part p having `num_rows[p]` rows."""
+        first_cells = np.cumsum([0, *(part.num_cells for part in parts)])
+        cells = [
+            np.arange(first, first + part.num_cells).reshape(-1, rows)
+            for first, part, rows in zip(first_cells, parts, num_rows, strict=False)
+        ]
+        return Ids.join(parts).take(np.concatenate(cells, axis=1).reshape(-1))

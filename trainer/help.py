@@ -1,0 +1,73 @@
+"""Help texts, out of the same descriptions that the JSON Schema has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from trainer.config import TrainConfig, leaves
+from trainer.options import env_name, option_name
+
+_WITH_OPTIONS = ("train", "evaluate", "config", "export", "bench")
+
+
+def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
+    """`python -m trainer --help`."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {(function.__doc__ or '').strip()}" for name, function in commands.items()]
+    return "\n".join(
+        [
+            "usage: python -m trainer [COMMAND] [--config FILE] [--section.option VALUE ...]",
+            "",
+            "Trains a sharded deep learning recommendation model (DLRM) with TorchRec, on CPUs or GPUs.",
+            "",
+            "commands (train is the default):",
+            *lines,
+            "",
+            "`python -m trainer COMMAND --help` lists a command's options. Sources of options, the later one wins:",
+            f"defaults, a JSON, TOML or YAML file, the environment ({env_name(('train', 'batch_size'))}), the command",
+            "line.",
+        ]
+    )
+
+
+def command_help(name: str, summary: str) -> str:
+    """`python -m trainer COMMAND --help`."""
+    lines = [f"usage: python -m trainer {name} ...", "", summary.strip()]
+    if name in _WITH_OPTIONS:
+        lines += ["", "  --config FILE", "        options from a .json, .toml, .yaml or .yml file"]
+        section = None
+        for path, field in leaves().items():
+            if path[0] != section:
+                section = path[0]
+                lines += ["", f"{section}: {TrainConfig.model_fields[section].description}"]
+            lines += [
+                f"  --{option_name(path)} {_kind(field.annotation)}",
+                f"        {field.description} [{_default(field)}]",
+            ]
+    return "\n".join(lines)
+
+
+def _default(field: Any) -> str:
+    value = field.default if field.default is not PydanticUndefined else field.default_factory()
+    if value is None:
+        return "none"
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _kind(annotation: Any) -> str:
+    """A type as a person writes it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in (int, float, str, bool):
+        return {int: "N", float: "X", str: "TEXT", bool: "true|false"}[annotation]
+    if origin is None:
+        return "JSON"
+    if str(origin) == "typing.Literal":
+        return "|".join(map(str, arguments))
+    if str(origin) == "typing.Annotated":
+        return _kind(arguments[0])
+    if origin in (tuple, dict):
+        return "JSON"
+    return "|".join(dict.fromkeys(_kind(a) for a in arguments if a is not type(None)))

@@ -1,0 +1,159 @@
+"""The processes of a job: who am I, which device, how they start, agree on an error and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.numerics import Precision, apply_precision, choose_precision
+
+EXIT_USER_ERROR = 2
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Runtime:
+    """One process of the job. `rank` of `world_size`; `local_rank` of `local_world_size` on this machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    precision: Precision
+    precision_reason: str
+    errors: ErrorChannel = field(repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that speaks."""
+        return self.rank == 0
+
+
+class ErrorChannel:
+    """Brings a UserError of any process (a bad row in its share of the data) to rank 0, once, and ends all processes.
+
+    The other processes may be blocked in a collective at that moment, so a thread in each watches a key of the job's
+    store: when it appears, rank 0 prints the line, and every process leaves with exit code 2.
+    """
+
+    def __init__(self, rank: int, world_size: int, environ: dict[str, str]) -> None:
+        self._rank = rank
+        self._closed = threading.Event()
+        self._store: dist.Store | None = None
+        if world_size > 1:
+            names: list[str | None] = [uuid.uuid4().hex if rank == 0 else None]
+            dist.broadcast_object_list(names, src=0)  # a restarted job must not read its predecessor's key
+            address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+            self._store = dist.PrefixStore(f"trainer-errors-{names[0]}", store)
+            threading.Thread(target=self._watch, name="error-channel", daemon=True).start()
+
+    def close(self) -> None:
+        """No more watching."""
+        self._closed.set()
+
+    def report(self, error: UserError) -> None:
+        """Tell rank 0, and wait until it has spoken (at most 10 s)."""
+        if self._store is None or self._closed.is_set():
+            say_error(error)
+            return
+        self._store.set("message", str(error))
+        if self._rank == 0:
+            self._speak(str(error))
+        else:
+            self._store.wait(["spoken"], timedelta(seconds=10))
+
+    def _watch(self) -> None:
+        assert self._store is not None
+        while not self._closed.wait(_POLL_SECONDS):
+            try:
+                raised = self._store.check(["message"])
+            except dist.DistError:  # the store's host has gone: the job is ending
+                return
+            if raised:
+                if self._rank == 0:
+                    self._speak(self._store.get("message").decode())
+                sys.stdout.flush()
+                os._exit(EXIT_USER_ERROR)  # the main thread may hang in a collective that will never finish
+
+    def _speak(self, message: str) -> None:
+        assert self._store is not None
+        if self._store.add("speakers", 1) == 1:
+            say_error(message)
+            self._store.set("spoken", "1")
+
+
+def say_error(error: object) -> None:
+    """One line for a person on standard error."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main_process(environ: dict[str, str]) -> bool:
+    """Whether this process is rank 0, known before any process group exists."""
+    return environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
+    """Start the process group (NCCL on GPUs, gloo on CPUs; alone without a launcher) and always end it."""
+    rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    local_rank, local_world = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    try:
+        device = _choose_device(config.device, local_rank, local_world)
+        precision, reason = choose_precision(config.precision, device)
+    except UserError as error:
+        error.reported = rank != 0  # every process of the job finds the same
+        raise
+    apply_precision(precision)
+    torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world))
+    _init_process_group(device, rank, world_size, timedelta(seconds=config.timeout_seconds), environ)
+    channel = ErrorChannel(rank, world_size, environ)
+    try:
+        yield Runtime(rank, world_size, local_rank, local_world, device, precision, reason, channel)
+    except UserError as error:
+        channel.report(error)
+        error.reported = True
+        raise  # without destroy_process_group: it could wait for processes that hang in a collective
+    channel.close()
+    dist.destroy_process_group()
+
+
+def _choose_device(wanted: str, local_rank: int, local_world: int) -> torch.device:
+    count = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and count < local_world:
+        raise UserError(
+            f"train.device is cuda, but this machine has {count} usable GPUs for {local_world} processes; "
+            f"legal: a GPU per process, or --train.device cpu"
+        )
+    if wanted == "cpu" or count < local_world:
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _init_process_group(
+    device: torch.device, rank: int, world_size: int, timeout: timedelta, environ: dict[str, str]
+) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in environ:
+        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+    elif world_size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=1, timeout=timeout)
+    else:
+        raise UserError(
+            f"WORLD_SIZE is {world_size} but MASTER_ADDR is not set: start several processes with "
+            f"`torchrun --nproc_per_node {world_size} -m trainer`"
+        )
