@@ -6,12 +6,10 @@
 # The CUDA build of fbgemm loads only where the NVIDIA driver is installed, the CPU build anywhere: ask the driver itself.
 ACCELERATOR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then echo gpu; else echo cpu; fi)
 
-# One process per GPU, or two CPU processes. torch.distributed.run counts the GPUs itself when told `gpu`.
-PROCESSES ?= $(if $(filter gpu,$(ACCELERATOR)),gpu,2)
-LAUNCH = $(PY) -m torch.distributed.run --standalone --nproc_per_node $(PROCESSES) -m trainer
-
+# A number, or auto: one process per GPU, two where there is none.
+PROCESSES ?= auto
 QUICKSTART_ARGS ?= train --train.run quickstart
-BENCH_ARGS ?= bench
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 
 # What mypy reads: those of the three packages that exist.
@@ -22,6 +20,8 @@ PACKAGES ?= $(patsubst %/__init__.py,%,$(wildcard trainer/__init__.py infra/__in
 VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
+# With ACCELERATOR=cpu on a machine that has GPUs, torch must not see what the CPU build of fbgemm has no code for.
+TRAINER = $(if $(filter cpu,$(ACCELERATOR)),CUDA_VISIBLE_DEVICES= )$(PY) -m trainer
 STAMPS := $(VENV)/.stamps
 LISTS := bootstrap trainer-cpu trainer-gpu infra test lint
 # Clouds' SDKs are large: they are installed once there is something that imports them.
@@ -35,10 +35,10 @@ export PYTHON
 
 ##@ Use
 quickstart: install-trainer-$(ACCELERATOR) ## Install the trainer and train a sharded DLRM on all GPUs, or on two CPU processes
-	@$(LAUNCH) $(QUICKSTART_ARGS)
+	@$(TRAINER) launch --nproc $(PROCESSES) $(QUICKSTART_ARGS)
 
 bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock TorchRec step
-	@$(LAUNCH) $(BENCH_ARGS)
+	@$(TRAINER) bench $(BENCH_ARGS)
 
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
