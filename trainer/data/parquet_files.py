@@ -39,7 +39,7 @@ class ParquetFile:
 def open_files(uri: str, option: str) -> list[ParquetFile]:
     """The file `uri`, or the *.parquet files right in that folder by name; raises UserError that names `option`."""
     try:
-        filesystem, path = fsspec.core.url_to_fs(uri)
+        filesystem, path = fsspec.core.url_to_fs(uri)  # type: ignore[no-untyped-call]
         if filesystem.isdir(path):
             paths = sorted(p for p in filesystem.ls(path, detail=False) if p.endswith(".parquet"))
         else:
