@@ -14,8 +14,8 @@ _HERE = Path(__file__).parent
 class InstanceType:
     """One row of the catalog. Prices are USD per hour in `region`, None where no trustworthy figure is known.
 
-    `memory_gib` is host memory, `hbm_gib_per_gpu` one GPU's; `hbm_gb_per_second` and `nvlink_gb_per_second` are one GPU's
-    bandwidth to its memory and to its neighbours (0 without NVLink); `network_gbps` is the node's.
+    `memory_gib` is host memory, `hbm_gib_per_gpu` one GPU's; `hbm_gb_per_second` and `nvlink_gb_per_second` are one
+    GPU's bandwidth to its memory and to its neighbours (0 without NVLink); `network_gbps` is the node's.
     `num_network_cards` counts fabric cards; `accelerator` is what the cloud's API calls the GPU, where it asks.
     """
 

@@ -16,11 +16,19 @@ def node_counts(low: int, desired: int, high: int, key: str = "gpu.nodes") -> li
     problems = []
     if desired > high:
         problems.append(
-            Problem(f"{key}.desired", f"more than {key}.max ({high})", f"{low} to {high}", mend(f"{key}.max", desired), desired)
+            Problem(
+                f"{key}.desired",
+                f"more than {key}.max ({high})",
+                f"{low} to {high}",
+                mend(f"{key}.max", desired),
+                desired,
+            )
         )
     if low > desired:
         legal = f"0 to {key}.desired ({desired})"
-        problems.append(Problem(f"{key}.min", f"more than {key}.desired ({desired})", legal, mend(f"{key}.min", desired), low))
+        problems.append(
+            Problem(f"{key}.min", f"more than {key}.desired ({desired})", legal, mend(f"{key}.min", desired), low)
+        )
     return problems
 
 
@@ -31,7 +39,9 @@ def reservation(capacity: str, reservation_id: str | None, reserved: Iterable[st
     if reservation_id and not needs:
         wrong = f"capacity {capacity!r} does not come from a reservation"
         legal = f"only with gpu.capacity {with_one}"
-        return [Problem("gpu.reservation_id", wrong, legal, "pulumi config rm --path gpu.reservation_id", reservation_id)]
+        return [
+            Problem("gpu.reservation_id", wrong, legal, "pulumi config rm --path gpu.reservation_id", reservation_id)
+        ]
     if needs and not reservation_id:
         wrong = f"missing, and gpu.capacity is {capacity!r}"
         legal = "the id of the reservation"
@@ -64,7 +74,11 @@ def zone_in_region(zone_key: str, zone: str, region: str, separator: str = "") -
     if zone.startswith(region + separator) and len(suffix) == 1 and suffix.isalpha():
         return []
     example = f"{region}{separator}a"
-    return [Problem(zone_key, f"not a zone of {region}", f"{example}, {region}{separator}b ...", mend(zone_key, example), zone)]
+    return [
+        Problem(
+            zone_key, f"not a zone of {region}", f"{example}, {region}{separator}b ...", mend(zone_key, example), zone
+        )
+    ]
 
 
 def disjoint(cidrs: Mapping[str, str]) -> list[Problem]:
@@ -74,7 +88,9 @@ def disjoint(cidrs: Mapping[str, str]) -> list[Problem]:
     for (one, first), (two, second) in combinations(networks.items(), 2):
         if first.overlaps(second):
             free = _free_network(second.prefixlen, networks.values())
-            problems.append(Problem(two, f"overlaps {one} ({first})", "a range of its own", mend(two, free), str(second)))
+            problems.append(
+                Problem(two, f"overlaps {one} ({first})", "a range of its own", mend(two, free), str(second))
+            )
     return problems
 
 
@@ -94,7 +110,9 @@ def inside(key: str, cidr: str, outer_key: str, outer: str) -> list[Problem]:
     """A subnet must lie within its network."""
     if IPv4Network(cidr).subnet_of(IPv4Network(outer)):
         return []
-    proposal = next(IPv4Network(outer).subnets(new_prefix=max(IPv4Network(cidr).prefixlen, IPv4Network(outer).prefixlen)))
+    proposal = next(
+        IPv4Network(outer).subnets(new_prefix=max(IPv4Network(cidr).prefixlen, IPv4Network(outer).prefixlen))
+    )
     return [Problem(key, f"outside {outer_key} ({outer})", f"a range within {outer}", mend(key, proposal), cidr)]
 
 

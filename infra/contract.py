@@ -1,7 +1,7 @@
 """What every cluster offers a workload, whoever provisioned it.
 
-Plain values decide which resources exist; `pulumi.Output` appears only where a cloud computes the value. Nothing here is
-imported at run time, so a workload can reason about a cluster without loading Pulumi.
+Plain values decide which resources exist; `pulumi.Output` appears only where a cloud computes the value. Pulumi is
+imported for types only, so a workload can reason about a cluster without loading it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CustomResource:
 
 @dataclass(frozen=True)
 class ChartRequest:
-    """A chart that this cluster needs: a key of the pinned table, its values, and the custom resources that configure it."""
+    """A chart that this cluster needs: its key in the pinned table, its values, the objects that configure it."""
 
     key: str
     values: Mapping[str, object] = field(default_factory=dict)

@@ -72,7 +72,9 @@ def over_budget(settings: StackSettings) -> Iterable[Problem]:
     if billed <= ceiling:
         return
     items = " + ".join(f"{line.count:g} x {line.what} at {line.on_demand_usd_per_hour:g}" for line in total.lines)
-    known = "" if not settings.interruptible or total.spot_usd is not None else " (no spot price known, on demand counted)"
+    known = (
+        "" if not settings.interruptible or total.spot_usd is not None else " (no spot price known, on demand counted)"
+    )
     wrong = f"the stack costs {billed:.2f} USD per hour at gpu.nodes.max: {items}{known}"
     key = "budget.max_usd_per_hour"
     yield Problem(key, wrong, f"at least {billed:.2f}, or fewer nodes", mend(key, f"{billed + 0.005:.2f}"), ceiling)

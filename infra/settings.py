@@ -1,19 +1,15 @@
-"""What a stack can configure in common, and the one function that turns a stack's configuration into checked settings."""
+"""What every stack can configure; a cloud's own keys are in its folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal
 
-import pulumi
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from infra import checks, clouds, cost
-from infra.problems import Problem, SettingsError, first_of_each, unset
-from infra.validation import problems_of
+from infra import checks, cost
+from infra.problems import Problem
 
 Launcher = Literal["job", "pytorchjob", "trainjob", "torchx"]
 
@@ -95,7 +91,7 @@ class Tags(Section):
 
     owner: Label
     cost_centre: Label
-    extra: dict[str, Label] = {}
+    extra: dict[str, Label] = Field(default_factory=dict)
 
 
 class Budget(Section):
@@ -176,157 +172,3 @@ class ManagedStackSettings(StackSettings):
     def interruptible(self) -> bool:
         """Whether the pool's nodes may be taken away at any time, at the spot price."""
         return self.gpu.capacity == "spot"
-
-
-SectionT = TypeVar("SectionT", bound=BaseModel)
-SettingsT = TypeVar("SettingsT", bound=StackSettings)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One stack's checked configuration: its cloud, its settings, and the sections that other parts own."""
-
-    cloud: clouds.Cloud
-    settings: StackSettings
-    sections: Mapping[str, BaseModel]
-
-    def section(self, name: str, model: type[SectionT]) -> SectionT:
-        """The section `name`, which was declared with `model`."""
-        found = self.sections[name]
-        assert isinstance(found, model), f"section {name} is a {type(found).__name__}"
-        return found
-
-
-Check = Callable[[Stack], Iterable[Problem]]
-
-
-def load(sections: Mapping[str, type[BaseModel]] | None = None, further: Sequence[Check] = ()) -> Stack:
-    """The running program's stack; every problem ends the program in one message without a stack trace.
-
-    `sections` are top-level keys that other parts of the project own, with their models; `further` are their checks.
-    """
-    config = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
-    try:
-        return parse(config, pulumi.get_project(), pulumi.get_stack(), sections or {}, further)
-    except SettingsError as error:
-        raise pulumi.RunError(str(error)) from None
-
-
-def parse(
-    config: Mapping[str, str],
-    project: str,
-    stack: str,
-    sections: Mapping[str, type[BaseModel]],
-    further: Sequence[Check] = (),
-) -> Stack:
-    """Check one stack's raw configuration (`namespace:key` -> text); SettingsError names every problem."""
-    raw, problems = _decode(config, project)
-    cloud_problems = checks.one_of("cloud", str(raw.get("cloud", "")), clouds.available())
-    if cloud_problems:
-        raise SettingsError(stack, [*problems, *cloud_problems])
-    cloud = clouds.load(str(raw["cloud"]))
-    own = {key: raw.pop(key) for key in list(raw) if key in sections}
-    parsed_sections: dict[str, BaseModel] = {}
-    for name, model in sections.items():
-        section, found = _tolerant(model, own.get(name, {}), (name,))
-        parsed_sections[name] = section
-        problems += found
-    settings, found = _settings(cloud, raw, config, project, stack, sections)
-    problems += found
-    result = Stack(cloud, settings, parsed_sections)
-    problems += [*settings.problems(), *cost.over_budget(settings)]
-    for check in further:
-        problems += check(result)
-    if problems:
-        raise SettingsError(stack, first_of_each(problems))
-    return result
-
-
-def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:
-    """This project's keys, structured values decoded from the JSON in which the engine hands them over."""
-    raw: dict[str, object] = {}
-    problems = []
-    for full_key, text in config.items():
-        namespace, _, key = full_key.partition(":")
-        if namespace != project:
-            continue
-        raw[key] = text
-        if text[:1] in "{[" and text:
-            try:
-                raw[key] = json.loads(text)
-            except json.JSONDecodeError as error:
-                del raw[key]
-                problems.append(Problem(key, f"not JSON ({error})", "a structured value", unset(key), text))
-    return raw, problems
-
-
-def _settings(
-    cloud: clouds.Cloud,
-    raw: Mapping[str, object],
-    config: Mapping[str, str],
-    project: str,
-    stack: str,
-    sections: Mapping[str, type[BaseModel]],
-) -> tuple[StackSettings, list[Problem]]:
-    """The cloud's settings from raw keys, its provider's keys filled in."""
-    model = cloud.settings
-    reserved = {"project", "stack", *model.provider_keys}
-    problems = [_misplaced(key, model.provider_keys, raw[key]) for key in sorted(reserved & set(raw))]
-    data = {key: value for key, value in raw.items() if key not in reserved}
-    data |= {"project": project, "stack": stack}
-    data |= {field: config[key] for field, key in model.provider_keys.items() if key in config}
-    names = {(field,): key for field, key in model.provider_keys.items()}
-    settings, found = _tolerant(model, data, (), names, tuple(sections))
-    return settings, problems + found
-
-
-def _misplaced(key: str, provider_keys: Mapping[str, str], seen: object) -> Problem:
-    place = provider_keys.get(key)
-    legal = f"{place}" if place else "set by Pulumi itself"
-    return Problem(key, "not a key of this project", legal, unset(key), seen)
-
-
-def _tolerant(
-    model: type[SectionT],
-    data: object,
-    prefix: tuple[str, ...],
-    names: Mapping[tuple[str, ...], str] | None = None,
-    siblings: Sequence[str] = (),
-) -> tuple[SectionT, list[Problem]]:
-    """Parse `data`; keys in error are told, then dropped or replaced by an example, so that later checks still run."""
-    try:
-        return model.model_validate(data), []
-    except ValidationError as error:
-        problems = problems_of(error, model, prefix, names or {}, siblings)
-        repaired = data if isinstance(data, dict) else {}
-        for item in error.errors():
-            repaired = _without(repaired, item["loc"], model)
-        return model.model_validate(repaired), problems
-
-
-def _without(data: dict[str, object], path: tuple[int | str, ...], model: type[BaseModel]) -> dict[str, object]:
-    """A copy of `data` whose value at `path` is gone, or is the field's example where it has no default."""
-    head, rest = str(path[0]), path[1:]
-    copy = dict(data)
-    info = model.model_fields.get(head)
-    nested = info.annotation if info else None
-    is_section = isinstance(nested, type) and issubclass(nested, BaseModel)
-    value = copy.pop(head, None)
-    if is_section and (rest or info is not None and info.is_required()):
-        assert isinstance(nested, type)
-        inner = value if isinstance(value, dict) else {}
-        copy[head] = _without(inner, rest, nested) if rest else _examples(nested)
-    elif info is not None and info.is_required():
-        copy[head] = _example(info.examples)
-    return copy
-
-
-def _examples(model: type[BaseModel]) -> dict[str, object]:
-    """Stand-ins for a section that is missing altogether."""
-    return {name: _example(info.examples) for name, info in model.model_fields.items() if info.is_required()}
-
-
-def _example(examples: list[object] | None) -> object:
-    assert examples, "a required key needs an example: it stands in for a missing value and shows the user a legal one"
-    return examples[0]
-

@@ -18,7 +18,14 @@ class Addons(pulumi.ComponentResource):
     ready: Sequence[pulumi.Resource]
 
     def __init__(
-        self, name: str, cluster: Cluster, *, launcher: str, monitored: bool, queued: bool, opts: pulumi.ResourceOptions
+        self,
+        name: str,
+        cluster: Cluster,
+        *,
+        launcher: str,
+        monitored: bool,
+        queued: bool,
+        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("torchrec-cloud:addons:Addons", name, None, opts)
         self._name, self._cluster = name, cluster

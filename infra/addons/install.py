@@ -61,9 +61,9 @@ def _install(
     """The release, or the kustomization for a project that publishes no chart.
 
     A Release is one resource with Helm's own hooks and uninstall, which the operators' CRD hooks rely on. The training
-    operator v1 exists only as a kustomization: it is applied from its repository at a fixed commit, because its CRDs are
-    thousands of generated lines that this project must not copy, and the engine counts the children of a component that
-    a job depends on as the job's dependencies too, so the order on destroy holds.
+    operator v1 exists only as a kustomization: it is applied from its repository at a fixed commit, because its CRDs
+    are thousands of generated lines that this project must not copy. A job that depends on that component depends on
+    all its children for the engine, so the order on destroy holds.
     """
     if chart.kind == "kustomize":
         assert not request.values, f"{chart.key} is a kustomization and takes no values"
@@ -87,6 +87,6 @@ def _custom_resource(name: str, item: CustomResource, opts: pulumi.ResourceOptio
         api_version=item.api_version,
         kind=item.kind,
         metadata=k8s.meta.v1.ObjectMetaArgs(name=item.name, namespace=item.namespace),
-        others={"spec": item.spec},
+        spec=item.spec,
         opts=opts,
     )

@@ -40,4 +40,6 @@ def kueue(launcher: str) -> ChartRequest:
         "integrations": {"frameworks": _FRAMEWORKS[launcher]},
     }
     # JSON is YAML: no second writer is needed for a text that a person never edits.
-    return ChartRequest("kueue", {"managerConfig": {"controllerManagerConfigYaml": json.dumps(configuration, indent=2)}})
+    return ChartRequest(
+        "kueue", {"managerConfig": {"controllerManagerConfigYaml": json.dumps(configuration, indent=2)}}
+    )

@@ -35,9 +35,10 @@ def read(path: Path) -> Kubeconfig:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("contexts"), list):
-        raise ValueError(f"{path} has no list of contexts")
-    names = tuple(str(item["name"]) for item in document["contexts"] if isinstance(item, dict) and "name" in item)
+    listed = document.get("contexts") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError(f"{path} has no list of contexts")  # noqa: TRY004 - the file's content is wrong, not a type
+    names = tuple(str(item["name"]) for item in listed if isinstance(item, dict) and "name" in item)
     current = document.get("current-context")
     return Kubeconfig(path, names, str(current) if current else None, document)
 
@@ -72,5 +73,7 @@ def _absolute(item: dict[str, object], kind: str, path: Path) -> dict[str, objec
     inner = item.get(kind)
     if not isinstance(inner, dict):
         return item
-    fixed = {key: str((path.parent / str(value)).resolve()) if key in _FILE_KEYS else value for key, value in inner.items()}
+    fixed = {
+        key: str((path.parent / str(value)).resolve()) if key in _FILE_KEYS else value for key, value in inner.items()
+    }
     return {**item, kind: fixed}

@@ -34,7 +34,7 @@ class GpuPool(GpuSettings):
     memory_gib: float = Field(4, gt=0)
     shared_memory_gib: int = Field(1, gt=0)
     chart: Literal["present", "nvidia-device-plugin", "gpu-operator"] = "present"
-    node_selector: dict[str, str] = {}
+    node_selector: dict[str, str] = Field(default_factory=dict)
     tolerate_taint: bool = True
 
     def problems(self) -> Iterable[Problem]:
@@ -50,7 +50,7 @@ class GpuPool(GpuSettings):
 class Storage(StorageSettings):
     """A path on the node, or a storage class of the cluster; neither means the cluster's default class.
 
-    A host path is shared only on a cluster of one node. `bucket_uri` may be any bucket, or a folder of the shared storage.
+    A host path is shared only on a cluster of one node. `bucket_uri` may be any bucket, or a folder of this storage.
     """
 
     size_gib: int = Field(10, gt=0)
@@ -62,7 +62,7 @@ class Storage(StorageSettings):
 
     @property
     def keeps_claim(self) -> bool:
-        """Whether destroy leaves the claim, and so its namespace; what lies under a host path stays on its node anyway."""
+        """Whether destroy leaves the claim, and so its namespace; a host path stays on its node anyway."""
         return self.on_destroy == "keep" and self.host_path is None
 
     def problems(self) -> Iterable[Problem]:
@@ -75,7 +75,9 @@ class Storage(StorageSettings):
         if self.bucket_uri.startswith("file://") and not inside:
             wrong = f"outside storage.mount_path ({self.mount_path}): it would vanish with the pod"
             legal = f"file://{self.mount_path} or a folder in it"
-            yield Problem("storage.bucket_uri", wrong, legal, mend("storage.bucket_uri", f"file://{self.mount_path}"), folder)
+            yield Problem(
+                "storage.bucket_uri", wrong, legal, mend("storage.bucket_uri", f"file://{self.mount_path}"), self.bucket_uri
+            )
 
 
 class RegistrySettings(Section):
@@ -100,11 +102,15 @@ class Settings(StackSettings):
             found = kubeconfig.read(kubeconfig.locate(self.kubeconfig.path))
         except ValueError as error:
             key = "kubeconfig.path"
-            yield Problem(key, str(error), "the path of a kubeconfig", mend(key, "~/.kube/config"), self.kubeconfig.path)
+            yield Problem(
+                key, str(error), "the path of a kubeconfig", mend(key, "~/.kube/config"), self.kubeconfig.path
+            )
             return
         key = "kubeconfig.context"
         if self.kubeconfig.context is not None:
             yield from one_of(key, self.kubeconfig.context, found.contexts)
         elif found.current not in found.contexts:
             example = found.contexts[0] if found.contexts else "<context>"
-            yield Problem(key, f"not set, and {found.path} has no current context", " | ".join(found.contexts), mend(key, example))
+            yield Problem(
+                key, f"not set, and {found.path} has no current context", " | ".join(found.contexts), mend(key, example)
+            )
