@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import infra_fourth  # noqa: E402 - the path above makes `infra` importable from anywhere
-from infra_mocks import Recording, run_stack  # noqa: E402
+import infra_fourth
+from infra_mocks import Recording, run_stack
 
-from infra import clouds  # noqa: E402
+from infra import clouds
 
 #: Folders of further clouds that the contract test covers, as `test_infra_fourth_cloud.py` uses it.
 clouds.__path__.extend(filter(None, os.environ.get("TORCHREC_CLOUD_FOLDERS", "").split(os.pathsep)))

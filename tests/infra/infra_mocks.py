@@ -90,7 +90,9 @@ class Recording:
 
     def _edges(self, item: Registration) -> list[str]:
         """What the engine orders before `item`: its dependencies, its parent, and a depended-on component's children."""
-        components = {urn for urn in item.dependencies if any(not one.custom and one.urn == urn for one in self.registrations)}
+        components = {
+            urn for urn in item.dependencies if any(not one.custom and one.urn == urn for one in self.registrations)
+        }
         children = [child.urn for child in self.registrations if child.parent in components]
         return [*item.dependencies, item.parent, *children]
 
@@ -234,7 +236,9 @@ def _text(value: object) -> str:
 
 def run_stack(stack: str, overrides: Mapping[str, object] | None = None) -> Recording:
     """Run the real `__main__.py` from the real `Pulumi.<stack>.yaml`."""
-    return record(lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), stack_config(stack, overrides), stack)
+    return record(
+        lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), stack_config(stack, overrides), stack
+    )
 
 
 def stacks() -> Iterator[str]:

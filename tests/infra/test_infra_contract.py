@@ -63,7 +63,9 @@ def provisioned(request: pytest.FixtureRequest, kubeconfig: Path) -> Provisioned
 
 
 def test_the_kubeconfig_is_a_secret(provisioned: Provisioned) -> None:
-    assert "kubeconfig" in provisioned.recording.secret_exports, "a kubeconfig in clear text would land in the state file"
+    assert "kubeconfig" in provisioned.recording.secret_exports, (
+        "a kubeconfig in clear text would land in the state file"
+    )
 
 
 def test_the_kubernetes_provider_is_a_child_of_the_cluster(provisioned: Provisioned) -> None:

@@ -63,7 +63,9 @@ def test_no_file_outside_a_clouds_folder_names_a_cloud_in_code() -> None:
     for path in [path for path in _python(INFRA) if _cloud_of(path) is None] + [ROOT / "__main__.py"]:
         code = ast.unparse(_without_docstrings(ast.parse(path.read_text())))
         named = cloud.search(code)
-        assert not named, f"{path.relative_to(ROOT)} names {named and named.group()}: a field of the contract is missing"
+        assert not named, (
+            f"{path.relative_to(ROOT)} names {named and named.group()}: a field of the contract is missing"
+        )
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
@@ -84,7 +86,9 @@ def test_a_clouds_folder_has_the_rooms_of_the_table_of_contents(cloud: str) -> N
 
 @pytest.mark.parametrize("cloud", clouds.available())
 def test_a_clouds_settings_are_known_without_its_sdk(cloud: str) -> None:
-    script = f"import sys, infra.clouds.{cloud}.settings; print(*sorted(m for m in sys.modules if m.startswith('pulumi')))"
+    script = (
+        f"import sys, infra.clouds.{cloud}.settings; print(*sorted(m for m in sys.modules if m.startswith('pulumi')))"
+    )
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not [name for name in run.stdout.split() if name.split(".")[0] not in ("pulumi",)], "errors must come fast"
 

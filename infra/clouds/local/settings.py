@@ -76,7 +76,11 @@ class Storage(StorageSettings):
             wrong = f"outside storage.mount_path ({self.mount_path}): it would vanish with the pod"
             legal = f"file://{self.mount_path} or a folder in it"
             yield Problem(
-                "storage.bucket_uri", wrong, legal, mend("storage.bucket_uri", f"file://{self.mount_path}"), self.bucket_uri
+                "storage.bucket_uri",
+                wrong,
+                legal,
+                mend("storage.bucket_uri", f"file://{self.mount_path}"),
+                self.bucket_uri,
             )
 
 
