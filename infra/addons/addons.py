@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_kubernetes as k8s
 
-from infra.addons import gpu, launchers, monitoring
+from infra.addons import charts, gpu, launchers, monitoring
 from infra.addons.install import Operator
 from infra.contract import ChartRequest, Cluster
 
@@ -48,7 +48,7 @@ class Addons(pulumi.ComponentResource):
         request = monitoring.prometheus_stack()
         stack = self._install(request, [])
         child = pulumi.ResourceOptions(parent=self, depends_on=list(stack.ready), provider=self._cluster.provider)
-        board = monitoring.dashboard(f"{self._name}-dashboard", "monitoring", child)
+        board = monitoring.dashboard(f"{self._name}-dashboard", charts.table()[request.key].namespace, child)
         exporter: list[pulumi.Resource] = []
         if not self._cluster.gpu.exports_metrics:
             exporter = list(self._install(gpu.dcgm_exporter(self._cluster.gpu), stack.ready, stack.namespace).ready)

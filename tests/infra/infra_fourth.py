@@ -54,7 +54,8 @@ class FourthCluster(pulumi.ComponentResource):
     def __init__(self, name, opts=None):
         super().__init__("torchrec-cloud:fourth:Cluster", name, None, opts)
         self.kubeconfig = KUBECONFIG
-        self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=pulumi.ResourceOptions(parent=self))
+        child = pulumi.ResourceOptions(parent=self)
+        self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=child)
         self.register_outputs({})
 
 

@@ -1,7 +1,7 @@
 """Running a Pulumi program without an engine: every registration is recorded, plausible outputs are imitated.
 
-Outputs that a cloud computes come from `imitations/<cloud>.py`, one file per cloud, each with
-`OUTPUTS: dict[type token, function(name, inputs) -> outputs]` and `CALLS: dict[invoke token, function(args) -> result]`.
+What a cloud computes comes from `imitations/<cloud>.py`, one file per cloud, each with two tables:
+`OUTPUTS` maps a type token to a function (name, inputs) -> outputs, `CALLS` an invoke's token to one of its arguments.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ from pulumi.runtime.sync_await import _sync_await
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
+
+#: Each cloud's own SDKs; a stack may load these and `SHARED_SDKS`, nothing else that begins with `pulumi_`.
+SDKS: dict[str, set[str]] = {
+    "aws": {"pulumi_aws", "pulumi_eks"},
+    "azure": {"pulumi_azure_native"},
+    "gcp": {"pulumi_gcp"},
+    "local": set(),
+}
+SHARED_SDKS = {"pulumi_kubernetes", "pulumi_docker_build"}
 
 Outputs = Callable[[str, dict[str, Any]], dict[str, Any]]
 Call = Callable[[dict[str, Any]], dict[str, Any]]
@@ -89,10 +98,8 @@ class Recording:
         return earlier.urn in seen
 
     def _edges(self, item: Registration) -> list[str]:
-        """What the engine orders before `item`: its dependencies, its parent, and a depended-on component's children."""
-        components = {
-            urn for urn in item.dependencies if any(not one.custom and one.urn == urn for one in self.registrations)
-        }
+        """What the engine orders before `item`: dependencies, its parent, children of components depended on."""
+        components = {one.urn for one in self.registrations if not one.custom} & item.dependencies
         children = [child.urn for child in self.registrations if child.parent in components]
         return [*item.dependencies, item.parent, *children]
 
@@ -149,7 +156,8 @@ def imitations() -> tuple[dict[str, Outputs], dict[str, Call]]:
     calls: dict[str, Call] = {}
     for path in sorted((Path(__file__).parent / "imitations").glob("*.py")):
         spec = importlib.util.spec_from_file_location(f"imitation_{path.stem}", path)
-        assert spec and spec.loader
+        assert spec
+        assert spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         outputs |= module.OUTPUTS

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pulumi
 import pulumi_kubernetes as k8s
 import pytest
-from infra_mocks import Recording, record
+from infra_mocks import PROJECT, Recording, record
 
 from infra import catalog
 from infra.addons import fabric, gpu, launchers, monitoring
@@ -26,6 +28,8 @@ from infra.contract import (
     Storage,
     Toleration,
 )
+from infra.exports import export_all
+from infra.stack import parse
 
 SPOT = Toleration("example.com/spot", "spot")
 RELEASE = "kubernetes:helm.sh/v3:Release"
@@ -105,9 +109,12 @@ def test_a_launcher_brings_its_own_operator_and_no_other(
     assert len(recording.of_type("kubernetes:kustomize/v2:Directory")) == kustomization
 
 
+@pytest.mark.parametrize("queued", [True, False])
 @pytest.mark.parametrize("launcher", ["trainjob", "pytorchjob"])
-def test_a_job_is_destroyed_before_its_operator(install: Callable[..., Recording], launcher: str) -> None:
-    recording = install(launcher, monitored=True, queued=True)
+def test_a_job_is_destroyed_before_every_operator(
+    install: Callable[..., Recording], launcher: str, queued: bool
+) -> None:
+    recording = install(launcher, monitored=True, queued=queued)
     job = recording.one("kubernetes:core/v1:ConfigMap", "job")
     operators = recording.of_type(RELEASE) + recording.of_type("kubernetes:kustomize/v2:Directory")
     assert operators
@@ -205,3 +212,14 @@ def test_every_namespace_is_made_by_pulumi_and_says_its_pod_security_level(insta
     assert used == set(made), "Helm leaves a namespace of its own making behind on destroy"
     assert all(labels["pod-security.kubernetes.io/enforce"] and labels["owner"] == "me" for labels in made.values())
     assert made["nvidia-device-plugin"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
+def test_a_kubeconfig_that_a_cloud_left_in_clear_text_is_exported_as_a_secret(kubeconfig: Path) -> None:
+    config = {f"{PROJECT}:cloud": "local", f"{PROJECT}:tags": '{"owner": "me", "cost_centre": "tests"}'}
+    settings = parse(config, PROJECT, "test", {}).settings
+
+    def program() -> None:
+        careless = dataclasses.replace(_cluster(None, None), kubeconfig=pulumi.Output.from_input("{}"))
+        export_all(careless, settings)
+
+    assert "kubeconfig" in record(program, {}, "test").secret_exports

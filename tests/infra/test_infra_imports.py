@@ -10,19 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from infra_mocks import ROOT
+from infra_mocks import ROOT, SDKS
 
 from infra import clouds
 
 INFRA = ROOT / "infra"
 ANYWHERE = {*sys.stdlib_module_names, "pulumi", "pulumi_kubernetes", "pydantic", "pydantic_core", "yaml", "infra"}
-#: Cloud SDKs, allowed only within the cloud's own folder.
-SDKS = {
-    "aws": {"pulumi_aws", "pulumi_eks"},
-    "azure": {"pulumi_azure_native"},
-    "gcp": {"pulumi_gcp"},
-    "local": set(),
-}
 ROOMS = {"__init__", "settings", "provision", "network", "cluster", "storage", "registry", "monitoring"}
 
 
