@@ -136,7 +136,7 @@ def _suggest(name: str, known: Mapping[str, Any], prefix: str = "--") -> str:
 def _parse(path: tuple[str, ...], text: str) -> Any:
     """JSON where the text is JSON (numbers, lists, true, null), else the text; an option of type text is never JSON."""
     kinds = _kinds(_LEAVES[path].annotation)
-    if text.strip().lower() in ("none", "null") and (type(None) in kinds or str not in kinds):
+    if text.strip().lower() in ("none", "null") and type(None) in kinds:
         return None
     if kinds <= {str, type(None)}:
         return text
