@@ -35,7 +35,15 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 
 def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: torch.device) -> Sharder:
-    """The sharder with the fused optimizer's settings and the precision of the all-to-all."""
+    """The sharder with the fused optimizer's settings and the precision of the all-to-all.
+
+    Raises UserError for bf16 between CPUs: gloo does not carry it, and TorchRec would send fp16 instead.
+    """
+    for option in ("forward_precision", "backward_precision"):
+        if device.type == "cpu" and getattr(config, option) == "bf16":
+            raise UserError(
+                f"sharding.{option} is bf16, which gloo does not carry between CPUs; legal there: fp32, fp16, int8"
+            )
     comms = {"fp32": CommType.FP32, "fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
     registry = None
     if (config.forward_precision, config.backward_precision) != ("fp32", "fp32"):

@@ -186,6 +186,7 @@ class Run:
         self.progress = Progress(step + 1, self.progress.position + config.train.batch_size)
         self.evaluated = None
         clock.stepped(output, factor)
+        self.reporter.tick(self.progress.step)
         if self.progress.step % config.metrics.log_every == 0:
             clock.report(self.progress)
 

@@ -97,12 +97,8 @@ def _missing(
     if array.null_count:
         missing_N = array.is_null().to_numpy(zero_copy_only=False)
         if fill is None:
-            legal = (
-                "0, 1 or a probability; drop such rows"
-                if option.endswith("label")
-                else "set its fill to use a value for it"
-            )
-            raise UserError(f"column {name} of {option} is null in {where(int(missing_N.argmax()))}: {legal}")
+            mend = "drop such rows" if option.endswith("label") else "set its fill to use a value instead"
+            raise UserError(f"column {name} of {option} is null in {where(int(missing_N.argmax()))}: {mend}")
     return missing_N
 
 
@@ -114,10 +110,10 @@ def _list_or_scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, w
     lengths_N = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends_N = lengths_N.cumsum()
     values_V = _scalar_ids(
-        array.flatten(), option, rows, lambda i: where(int(np.searchsorted(ends_N, i, side="right")))
+        _plain(array.flatten()), option, rows, lambda i: where(int(np.searchsorted(ends_N, i, side="right")))
     )
     if missing_N.any():
-        fill = _scalar_ids(_filled(pa.nulls(1, array.type.value_type), option), option, rows, where)
+        fill = _scalar_ids(_plain(pa.nulls(1, array.type.value_type)), option, rows, where)
         values_V = np.insert(values_V, ends_N[missing_N], fill)
         lengths_N[missing_N] = 1
     return Ids.from_lengths(values_V, lengths_N)
@@ -139,7 +135,6 @@ def _scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Wh
 
 def _filled(array: pa.Array[Any], option: SparseColumn) -> pa.Array[Any]:
     """The array with `fill` for its nulls; raises UserError where that is no value of the column's type."""
-    array = _plain(array)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int64())
     try:
@@ -168,11 +163,7 @@ def _integers(array: pa.Array[Any], option: SparseColumn) -> Integers:
     kind = array.type
     whole = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     if not any(is_kind(kind) for is_kind in whole):
-        legal = (
-            "integers, strings or lists of them"
-            if option.hash
-            else "integers or lists of them, or anything with hash = true"
-        )
+        legal = "integers, strings or lists of them" if option.hash else "integers or lists; strings need hash = true"
         raise UserError(f"column {option.column} of data.parquet.sparse holds {kind}; legal: {legal}")
     if pa.types.is_uint64(kind):
         return array.to_numpy(zero_copy_only=False, writable=True).view(np.int64)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -35,11 +35,14 @@ _MIB, _GIB = 1024**2, 1024**3
 SCALARS = ("loss", "ne", "auc", "calibration", "samples_per_second", "step_ms", "learning_rate_factor", "memory_gib")
 
 
-class Sink(Protocol):
-    """One place that events go to."""
+class Sink:
+    """One place that events go to; what a sink does not override, it does not care about."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
-        """Take one event: start, plan, train, eval, checkpoint, resume, result, note."""
+        """Take one event: start, plan, resume, train, eval, checkpoint, result."""
+
+    def tick(self, step: int) -> None:
+        """Take note that `step` steps are done; called every step, so it must cost nothing."""
 
     def close(self) -> None:
         """Flush and let go."""
@@ -78,6 +81,11 @@ class Reporter:
         for sink in self._sinks:
             sink.event(name, fields)
 
+    def tick(self, step: int) -> None:
+        """`step` steps are done."""
+        for sink in self._sinks:
+            sink.tick(step)
+
     def __enter__(self) -> Reporter:
         return self
 
@@ -104,7 +112,7 @@ def _console(config: TrainConfig, total_steps: int) -> Sink:
     return ProgressBar(total_steps) if kind == "bar" else JsonLines(None)
 
 
-class JsonLines:
+class JsonLines(Sink):
     """One JSON object per line, to a file or to standard output."""
 
     def __init__(self, path: Path | None) -> None:
@@ -126,7 +134,7 @@ class JsonLines:
             self._stream.close()
 
 
-class ProgressBar:
+class ProgressBar(Sink):
     """A bar, notes above it, and tables for the plan and the result."""
 
     def __init__(self, total_steps: int) -> None:
@@ -150,8 +158,8 @@ class ProgressBar:
         elif name == "result":
             self._bar.stop()
             self._console.print(result_table(fields))
-        elif name in ("train", "progress"):
-            self._advance(fields)
+        elif name == "train":
+            self._describe(fields)
         else:
             text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items())
             self._console.print(f"[bold]{name}[/bold]  {text}", soft_wrap=True)
@@ -160,17 +168,23 @@ class ProgressBar:
         """See Sink."""
         self._bar.stop()
 
-    def _advance(self, fields: dict[str, Any]) -> None:
+    def tick(self, step: int) -> None:
+        """See Sink."""
+        self._bar.update(self._training(), completed=step)
+
+    def _describe(self, fields: dict[str, Any]) -> None:
+        info = f"loss {fields['loss']:.4f}" + (f"  auc {fields['auc']:.4f}" if "auc" in fields else "")
+        self._bar.update(self._training(), info=f"{info}  {fields['samples_per_second']:,.0f} samples/s")
+
+    def _training(self) -> TaskID:
+        """The bar, drawn from the first step on."""
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("training", total=self._total, info="")
-        if "loss" in fields:
-            info = f"loss {fields['loss']:.4f}" + (f"  auc {fields['auc']:.4f}" if "auc" in fields else "")
-            self._bar.update(self._task, info=f"{info}  {fields['samples_per_second']:,.0f} samples/s")
-        self._bar.update(self._task, completed=fields["step"])
+        return self._task
 
 
-class NoProgress:
+class NoProgress(Sink):
     """Only the result, as a table."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -178,11 +192,8 @@ class NoProgress:
         if name == "result":
             Console().print(result_table(fields))
 
-    def close(self) -> None:
-        """See Sink."""
 
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Scalars of training and evaluation under the run's folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -202,7 +213,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Prometheus:
+class Prometheus(Sink):
     """The endpoint /metrics of rank 0, in base units, each series with the label `run`.
 
     By split (train, eval): trainer_loss, trainer_ne, trainer_auc, trainer_calibration. Of training:
