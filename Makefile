@@ -30,7 +30,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test lint format bench lock clean venv $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -128,11 +128,14 @@ define install
 	$(UV_PIP) --quiet $$reinstall --requirement $$list && echo "$$sum" > $$stamp
 endef
 
-# Say at once where there is no wheel, instead of failing in the middle of an install.
-define require_platform
-	@case "$$(uname -s) $$(uname -m)" in $(1)) ;; \
-	*) echo "error: fbgemm has no wheel for $$(uname -s) on $$(uname -m), only for $(2)" >&2; exit 2 ;; esac
-endef
+# Say at once where fbgemm has no wheel, instead of failing in the middle of an install.
+supported-cpu: platforms = "Linux x86_64" | "Linux aarch64"
+supported-cpu: advice = it has some for Linux on x86_64 and aarch64, so use a container or a remote machine
+supported-gpu: platforms = "Linux x86_64"
+supported-gpu: advice = ACCELERATOR=cpu leaves the GPUs alone
+supported-cpu supported-gpu: supported-%:
+	@case "$$(uname -s) $$(uname -m)" in $(platforms)) ;; *) \
+		echo "error: fbgemm has no $* wheel for $$(uname -s) on $$(uname -m); $(advice)" >&2; exit 2 ;; esac
 
 # Both builds of fbgemm own the same files, so the one must be gone before the other comes.
 define replace_fbgemm
@@ -140,13 +143,11 @@ define replace_fbgemm
 		$(UV) pip uninstall --quiet --python $(PY) fbgemm-gpu fbgemm-gpu-cpu; fi
 endef
 
-install-trainer-cpu: install-bootstrap
-	$(call require_platform,"Linux x86_64" | "Linux aarch64",Linux on x86_64 and aarch64)
+install-trainer-cpu: supported-cpu install-bootstrap
 	$(call replace_fbgemm,fbgemm-gpu)
 	$(call install,trainer-cpu,2.6 GB to download the first time)
 
-install-trainer-gpu: install-bootstrap
-	$(call require_platform,"Linux x86_64",Linux on x86_64; ACCELERATOR=cpu leaves the GPUs alone)
+install-trainer-gpu: supported-gpu install-bootstrap
 	$(call replace_fbgemm,fbgemm-gpu-cpu)
 	$(call install,trainer-gpu,3.5 GB to download the first time)
 
