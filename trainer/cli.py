@@ -32,6 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         if _is_main():
             _say("interrupted; the same command resumes from the last checkpoint")
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            sys.stdout.flush()
+            os._exit(EXIT_INTERRUPTED)  # an orderly exit would abort: threads of the process group are still running
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `| head`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

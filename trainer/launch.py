@@ -43,8 +43,10 @@ def _elastic(count: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
-    # A failed worker has said what was wrong on its own standard error; the agent's summary adds nothing.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # A failed worker has said what was wrong on its own standard error; the agent's summary adds nothing. Some of its
+    # loggers have a level of their own, so their parent's is not enough.
+    for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     options = ["--standalone", "--nproc_per_node", str(count), "-m", "trainer", *arguments]
     try:
         run(get_args_parser().parse_args(options))  # type: ignore[no-untyped-call]

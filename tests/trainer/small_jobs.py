@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from trainer.checkpoint import Checkpointer, Progress, open_store
+from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
@@ -70,11 +72,17 @@ def tiny(changes: Mapping[str, Any] | None = None) -> TrainConfig:
 
 @contextmanager
 def alone(config: TrainConfig) -> Iterator[Runtime]:
-    """A job of one process, this one; leaves torch's switches as they were."""
+    """A job of one process, this one."""
+    with torch_as_it_was(), running(config.train, {}) as runtime:
+        yield runtime
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Ends a process group that an error left, and takes torch's switches back."""
     threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        with running(config.train, {}) as runtime:
-            yield runtime
+        yield
     finally:
         if dist.is_initialized():  # an error leaves the group, because a process of several could not end it alone
             dist.destroy_process_group()
@@ -104,6 +112,24 @@ def steps(job: Job, count: int, start: Progress | None = None, total: int = 100)
 def after(config: TrainConfig, count: int) -> Progress:
     """How far a run is after `count` steps."""
     return Progress(count, count * config.train.batch_size)
+
+
+SCHEDULE = {"optim.schedule.decay": "cosine", "optim.schedule.warmup_steps": 3}
+
+
+def config_of(folder: Path | str, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """The run `given` with its checkpoints under `folder` and a schedule that moves in every step."""
+    return tiny(SCHEDULE | {"checkpoint.uri": str(folder), "train.run": "given"} | dict(changes or {}))
+
+
+def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
+    """Train in this process, save, and keep the weights and the next losses."""
+    with alone(config) as runtime:
+        job = build_job(config, runtime)
+        losses = steps(job, count)
+        where = checkpointer(job).save(after(config, count))
+        weights = full_weights(job)
+        return {"where": where, "losses": losses, "weights": weights, "next": steps(job, 3, after(config, count))}
 
 
 def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> list[float]:
@@ -143,6 +169,26 @@ def checkpointer(job: Job) -> Checkpointer:
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
     """Names whose tensors differ in any bit, or that only one side has."""
     return sorted(k for k in {*left, *right} if k not in left or k not in right or not torch.equal(left[k], right[k]))
+
+
+def logits(job: Job, count: int) -> Tensor:
+    """Collective: the sharded model's logits of the evaluation split's first `count` samples, the same everywhere."""
+    source = open_source(SourceContext(job.config, "eval", job.runtime.device))
+    training = job.dmp.training
+    job.dmp.eval()
+    with torch.no_grad():
+        _, (_, found, _, _) = job.dmp(source.read(0, count))
+    job.dmp.train(training)
+    return found.detach().clone()
+
+
+def main_here(folder: Path, command: str, *options: str, changes: Mapping[str, Any] | None = None) -> int:
+    """`python -m trainer COMMAND` in this process: the run `a` with its checkpoints under `folder`; the exit code."""
+    file = folder / "config.json"
+    tree = tiny_tree({"checkpoint.uri": str(folder), "train.run": "a"} | dict(changes or {}))
+    file.write_text(json.dumps(tree), encoding="utf-8")
+    with torch_as_it_was():
+        return main([command, "--config", str(file), *options])
 
 
 # --- several processes -----------------------------------------------------------------------------------------------

@@ -18,36 +18,21 @@ from small_jobs import (
     after,
     alone,
     checkpointer,
+    config_of,
     full_weights,
+    main_here,
     run_workers,
     same,
     steps,
-    tiny,
-    tiny_tree,
+    trained,
 )
 
 from trainer.checkpoint import FsspecStore, Progress, open_store
-from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.job import build_job
 from trainer.tables import local_shards
 
-SCHEDULE = {"optim.schedule.decay": "cosine", "optim.schedule.warmup_steps": 3}
 CLOSE = 3e-6
-
-
-def config_of(folder: Path | str, changes: dict[str, Any] | None = None) -> TrainConfig:
-    return tiny(SCHEDULE | {"checkpoint.uri": str(folder), "train.run": "given"} | (changes or {}))
-
-
-def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
-    """Train in this process, save, and keep the weights and the next losses."""
-    with alone(config) as runtime:
-        job = build_job(config, runtime)
-        losses = steps(job, count)
-        where = checkpointer(job).save(after(config, count))
-        weights = full_weights(job)
-        return {"where": where, "losses": losses, "weights": weights, "next": steps(job, 3, after(config, count))}
 
 
 def resumed(config: TrainConfig, count: int = 3) -> dict[str, Any]:
@@ -99,21 +84,6 @@ def test_ten_steps_are_five_and_five_resumed(plan: str, sparse: str, dense: str,
     again = resumed(config, 5)
     assert begun + again["next"] == losses, "the losses differ"
     assert same(again["end"], weights) == [], "these weights differ in some bit"
-
-
-@pytest.fixture(scope="module")
-def from_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run saved by one process, with what it held."""
-    folder = tmp_path_factory.mktemp("one")
-    return folder, trained(config_of(folder, PLANS["column_wise"]))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, from_one: tuple[Path, dict[str, Any]]) -> tuple[Path, Path]:
-    """Results of workers/checkpoint.py on two processes, and the folder of the checkpoints that they wrote."""
-    folder = tmp_path_factory.mktemp("pair")
-    made = folder / "made"
-    return run_workers("checkpoint", 2, folder, "all", str(from_one[0]), str(made)), made
 
 
 @pytest.fixture(scope="module")
@@ -244,18 +214,8 @@ def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def run_main(folder: Path | str, *options: str, tree: dict[str, Any] | None = None, tmp: Path) -> int:
-    """`python -m trainer` in this process."""
-    file = tmp / "config.json"
-    file.write_text(
-        json.dumps(tiny_tree({"checkpoint.uri": str(folder), "train.run": "a"} | (tree or {}))), encoding="utf-8"
-    )
-    threads = torch.get_num_threads()
-    try:
-        return main(["train", "--config", str(file), *options])
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        torch.set_num_threads(threads)
+    """`python -m trainer train` in this process."""
+    return main_here(tmp, "train", *options, changes={"checkpoint.uri": str(folder)} | (tree or {}))
 
 
 def complete(folder: Path) -> list[int]:

@@ -124,15 +124,20 @@ def test_the_cross_network_reads_the_features_in_order_under_a_mixed_plan(pair: 
     assert result(pair, "dcn-mixed")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("forward", "backward"), [("fp16", "fp16"), ("bf16", "bf16"), ("int8", "bf16"), ("fp32", "bf16")]
-)
+@pytest.mark.parametrize(("forward", "backward"), [("fp16", "fp16"), ("int8", "fp16"), ("fp32", "fp16")])
 def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, backward: str, pair: Path) -> None:
     found = result(pair, f"wire-{forward}-{backward}")["losses"]
     full = result(pair, "table_wise-rowwise_adagrad")["losses"]
     assert found != full, "the option does not reach the all-to-all"
     assert (found[0] == full[0]) == (forward == "fp32"), "the first loss is changed by the forward precision alone"
     assert found == pytest.approx(full, abs=2e-2)
+
+
+@pytest.mark.parametrize("option", ["sharding.forward_precision", "sharding.backward_precision"])
+def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
+    config = tiny({option: "bf16"})
+    with pytest.raises(UserError, match=rf"{option} is bf16.*legal there: fp32, fp16, int8"), alone(config) as runtime:
+        build_job(config, runtime)
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------

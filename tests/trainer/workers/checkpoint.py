@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small_jobs import PLANS, checkpointer, full_weights, steps, tiny
+from small_jobs import PLANS, SCHEDULE, checkpointer, full_weights, logits, steps, tiny
 
 from trainer.checkpoint import Progress
 from trainer.job import Job, build_job
 from trainer.runtime import Runtime, running
 
-SCHEDULE = {"optim.schedule.decay": "cosine", "optim.schedule.warmup_steps": 3}
 # Every dense and every sparse optimizer once, and every plan.
 EXACT: dict[str, dict[str, Any]] = {
     "table_wise-sgd-momentum": PLANS["table_wise"]
@@ -108,7 +107,9 @@ def main() -> None:
             steps(made_here, 5)
             progress = Progress(5, 5 * made_here.config.train.batch_size)
             checkpointer(made_here).save(progress)
-            keep("made", {"weights": full_weights(made_here), "next": steps(made_here, 3, progress)})
+            made_logits = logits(made_here, 64)
+            weights = full_weights(made_here)
+            keep("made", {"weights": weights, "logits": made_logits, "next": steps(made_here, 3, progress)})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from trainer.planner import describe_plan
 from trainer.runtime import Runtime, running
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "bf16", "fp32": "bf16"}  # forward -> backward
+WIRES = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward
 
 
 def record(name: str, changes: dict[str, Any], runtime: Runtime, results: Path) -> None:
