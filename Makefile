@@ -6,12 +6,10 @@
 # The CUDA build of fbgemm loads only where the NVIDIA driver is installed, the CPU build anywhere: ask the driver itself.
 ACCELERATOR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then echo gpu; else echo cpu; fi)
 
-# One process per GPU, or two CPU processes. torch.distributed.run counts the GPUs itself when told `gpu`.
-PROCESSES ?= $(if $(filter gpu,$(ACCELERATOR)),gpu,2)
-LAUNCH = $(PY) -m torch.distributed.run --standalone --nproc_per_node $(PROCESSES) -m trainer
-
+# A number, or auto: one process per GPU, two where there is none.
+PROCESSES ?= auto
 QUICKSTART_ARGS ?= train --train.run quickstart
-BENCH_ARGS ?= bench
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 
 # What mypy reads: those of the three packages that exist.
@@ -22,6 +20,8 @@ PACKAGES ?= $(patsubst %/__init__.py,%,$(wildcard trainer/__init__.py infra/__in
 VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
+# With ACCELERATOR=cpu on a machine that has GPUs, torch must not see what the CPU build of fbgemm has no code for.
+TRAINER = $(if $(filter cpu,$(ACCELERATOR)),CUDA_VISIBLE_DEVICES= )$(PY) -m trainer
 STAMPS := $(VENV)/.stamps
 LISTS := bootstrap trainer-cpu trainer-gpu infra test lint
 # Clouds' SDKs are large: they are installed once there is something that imports them.
@@ -30,15 +30,15 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test lint format bench lock clean venv $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
 quickstart: install-trainer-$(ACCELERATOR) ## Install the trainer and train a sharded DLRM on all GPUs, or on two CPU processes
-	@$(LAUNCH) $(QUICKSTART_ARGS)
+	@$(TRAINER) launch --nproc $(PROCESSES) $(QUICKSTART_ARGS)
 
 bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock TorchRec step
-	@$(LAUNCH) $(BENCH_ARGS)
+	@$(TRAINER) bench $(BENCH_ARGS)
 
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
@@ -96,7 +96,7 @@ venv:
 		seen="$$seen $$candidate is $$found,"; \
 		if "$$candidate" -c "$$legal"; then python=$$candidate; break; fi; \
 	done; \
-	[ -n "$$python" ] || fail "$${seen:- no Python found ($$*),} but Python 3.11 to 3.14 is needed:" \
+	seen=$${seen# }; [ -n "$$python" ] || fail "$${seen:-no Python found ($$*),} but Python 3.11 to 3.14 is needed:" \
 		"install one, or name it with make PYTHON=/path/to/python3.12"; \
 	if [ -e $(STAMPS)/venv ] && [ "$$($(PY) -c "$$version" 2> /dev/null)" = "$$found" ]; then exit 0; fi; \
 	"$$python" -c 'import ensurepip, venv' 2> /dev/null || fail "$$python ($$found) has no venv module:" \
@@ -128,11 +128,14 @@ define install
 	$(UV_PIP) --quiet $$reinstall --requirement $$list && echo "$$sum" > $$stamp
 endef
 
-# Say at once where there is no wheel, instead of failing in the middle of an install.
-define require_platform
-	@case "$$(uname -s) $$(uname -m)" in $(1)) ;; \
-	*) echo "error: fbgemm has no wheel for $$(uname -s) on $$(uname -m), only for $(2)" >&2; exit 2 ;; esac
-endef
+# Say at once where fbgemm has no wheel, instead of failing in the middle of an install.
+supported-cpu: platforms = "Linux x86_64" | "Linux aarch64"
+supported-cpu: advice = it has some for Linux on x86_64 and aarch64, so use a container or a remote machine
+supported-gpu: platforms = "Linux x86_64"
+supported-gpu: advice = ACCELERATOR=cpu leaves the GPUs alone
+supported-cpu supported-gpu: supported-%:
+	@case "$$(uname -s) $$(uname -m)" in $(platforms)) ;; *) \
+		echo "error: fbgemm has no $* wheel for $$(uname -s) on $$(uname -m); $(advice)" >&2; exit 2 ;; esac
 
 # Both builds of fbgemm own the same files, so the one must be gone before the other comes.
 define replace_fbgemm
@@ -140,15 +143,13 @@ define replace_fbgemm
 		$(UV) pip uninstall --quiet --python $(PY) fbgemm-gpu fbgemm-gpu-cpu; fi
 endef
 
-install-trainer-cpu: install-bootstrap
-	$(call require_platform,"Linux x86_64" | "Linux aarch64",Linux on x86_64 and aarch64)
+install-trainer-cpu: supported-cpu install-bootstrap
 	$(call replace_fbgemm,fbgemm-gpu)
-	$(call install,trainer-cpu,about 2.5 GB to download the first time)
+	$(call install,trainer-cpu,2.6 GB to download the first time)
 
-install-trainer-gpu: install-bootstrap
-	$(call require_platform,"Linux x86_64",Linux on x86_64; ACCELERATOR=cpu leaves the GPUs alone)
+install-trainer-gpu: supported-gpu install-bootstrap
 	$(call replace_fbgemm,fbgemm-gpu-cpu)
-	$(call install,trainer-gpu,about 4 GB to download the first time)
+	$(call install,trainer-gpu,3.5 GB to download the first time)
 
 install-trainer-%:
 	@echo "error: ACCELERATOR is '$*', legal are cpu and gpu" >&2; exit 2
@@ -163,8 +164,8 @@ COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 
 	--no-annotate --no-header --no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
 # torch links against most of CUDA even where there is no GPU. These are the parts that it only loads for work on a GPU:
-# torch, torchrec, fbgemm, gloo, torch.compile on CPU and the profiler run without them (3 wheels less of 450 MB, 1.2 GB
-# on disk). The rest are NEEDED entries of libtorch_cuda.so, without which `import torch` fails.
+# torch, torchrec, fbgemm, gloo, torch.compile on CPU and the profiler run without them, with 0.5 GB less to download and
+# 1.2 GB less on disk. The rest are NEEDED entries of libtorch_cuda.so, without which `import torch` fails.
 CUDA_ONLY := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cusolver nvidia-nvtx
 
 # $(call compile,LIST,EXTRAS,LEFT OUT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 
 from trainer.errors import UserError
@@ -22,7 +21,7 @@ def launch(arguments: list[str]) -> int:
             wanted = arguments.pop(0)
     count = _count(wanted)
     if count == 1:
-        return subprocess.call([sys.executable, "-m", "trainer", *arguments])  # noqa: S603
+        os.execv(sys.executable, [sys.executable, "-m", "trainer", *arguments])  # noqa: S606  # our own interpreter
     return _elastic(count, arguments)
 
 
@@ -40,6 +39,7 @@ def _count(wanted: str) -> int:
 def _elastic(count: int, arguments: list[str]) -> int:
     # The trainer sets its threads itself; without this the launcher explains at length that it chose 1.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
@@ -51,4 +51,6 @@ def _elastic(count: int, arguments: list[str]) -> int:
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:  # Ctrl-C reaches the workers too; one of them has said what that means
+        return 128 + int(error.sigval)
     return 0

@@ -35,7 +35,15 @@ class Sharder(EmbeddingBagCollectionSharder):
 
 
 def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: torch.device) -> Sharder:
-    """The sharder with the fused optimizer's settings and the precision of the all-to-all."""
+    """The sharder with the fused optimizer's settings and the precision of the all-to-all.
+
+    Raises UserError for bf16 between CPUs: gloo does not carry it, and TorchRec would send fp16 instead.
+    """
+    for option in ("forward_precision", "backward_precision"):
+        if device.type == "cpu" and getattr(config, option) == "bf16":
+            raise UserError(
+                f"sharding.{option} is bf16, which gloo does not carry between CPUs; legal there: fp32, fp16, int8"
+            )
     comms = {"fp32": CommType.FP32, "fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
     registry = None
     if (config.forward_precision, config.backward_precision) != ("fp32", "fp32"):
@@ -69,7 +77,8 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
             local_world_size=runtime.local_world_size,
             compute_device=device.type,
             hbm_cap=cap if device.type == "cuda" else None,
-            ddr_cap=cap if device.type == "cpu" else None,
+            # TorchRec reserves a share of the HBM alone.
+            ddr_cap=int(cap * (1 - config.sharding.reserve_fraction)) if device.type == "cpu" else None,
         ),
         batch_size=config.train.batch_size // runtime.world_size,
         constraints=constraints(config),
@@ -84,8 +93,17 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
     except PlannerError as error:
         raise UserError(
             f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each "
-            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; allow "
-            f"more sharding.types or kernels, use more processes, or cap the tables with --model.num-embeddings-cap"
+            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; "
+            f"allow more sharding.types or kernels, use more processes, or cap the tables: --model.num-embeddings-cap"
+        ) from None
+    except RuntimeError as error:
+        if not str(error).startswith("No available sharding type"):
+            raise
+        kernels = ", ".join(config.sharding.kernels or ("any",))
+        raise UserError(
+            f"{device.type} has no embedding kernel for a table's sharding.types or sharding.tables with "
+            f"sharding.kernels {kernels}; legal on CPU: fused for table_wise, row_wise and column_wise, dense for "
+            f"data_parallel"
         ) from None
 
 
@@ -107,8 +125,15 @@ def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
 def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
     """Without column-wise where the table is too narrow to split: one column shard is table-wise by a confusing
     name."""
-    narrow = config.model.embedding_dim <= (config.sharding.min_columns or MIN_CW_DIM)
-    return [t for t in types if not (narrow and t == "column_wise")] or ["table_wise"]
+    narrowest = config.sharding.min_columns or MIN_CW_DIM
+    useful = [t for t in types if t != "column_wise" or config.model.embedding_dim > narrowest]
+    if not useful:
+        raise UserError(
+            f"a table may only be split column_wise, but model.embedding_dim is {config.model.embedding_dim} and a "
+            f"shard has at least {narrowest} columns; set a smaller --sharding.min-columns, or allow another of "
+            f"sharding.types"
+        )
+    return useful
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class ErrorChannel:
     def __init__(self, rank: int, world_size: int, environ: dict[str, str]) -> None:
         self._rank = rank
         self._closed = threading.Event()
+        self._speaking = threading.Lock()
+        self._spoken = False
         self._store: dist.Store | None = None
         if world_size > 1:
             names: list[str | None] = [uuid.uuid4().hex if rank == 0 else None]
@@ -73,7 +75,10 @@ class ErrorChannel:
         if self._rank == 0:
             self._speak(str(error))
         else:
-            self._store.wait(["spoken"], timedelta(seconds=10))
+            try:
+                self._store.wait(["spoken"], timedelta(seconds=10))
+            except dist.DistError:  # rank 0 has ended for a reason of its own, and said it
+                return
 
     def _watch(self) -> None:
         assert self._store is not None
@@ -90,9 +95,11 @@ class ErrorChannel:
 
     def _speak(self, message: str) -> None:
         assert self._store is not None
-        if self._store.add("speakers", 1) == 1:
-            say_error(message)
-            self._store.set("spoken", "1")
+        with self._speaking:  # the thread must not end the process while the main thread is about to print
+            if not self._spoken:
+                self._spoken = True
+                say_error(message)
+                self._store.set("spoken", "1")
 
 
 def say_error(error: object) -> None:

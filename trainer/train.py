@@ -172,10 +172,10 @@ class Run:
                     pipeline.attach()
                     if reached:
                         pipeline.detach()
-                        clock.report(self.progress.step)
+                        clock.report(self.progress)
                         return f"complete: reached train.target_auc {config.train.target_auc}"
         pipeline.detach()
-        clock.report(self.progress.step)
+        clock.report(self.progress)
         return "complete"
 
     def _step(self, pipeline: Pipeline, batches: Iterator[Any], clock: Clock) -> None:
@@ -186,8 +186,9 @@ class Run:
         self.progress = Progress(step + 1, self.progress.position + config.train.batch_size)
         self.evaluated = None
         clock.stepped(output, factor)
+        self.reporter.tick(self.progress.step)
         if self.progress.step % config.metrics.log_every == 0:
-            clock.report(self.progress.step)
+            clock.report(self.progress)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0 and self.progress.step < self.total_steps
@@ -253,7 +254,7 @@ class Clock:
         if self._quality is not None:
             self._quality.add(logits, labels, weights)
 
-    def report(self, step: int) -> None:
+    def report(self, progress: Progress) -> None:
         """Collective: send a train event about the steps since the last one."""
         if not self._losses:
             return
@@ -268,7 +269,8 @@ class Clock:
         quality = self._quality.compute() if self._quality is not None else {}
         self._reporter.event(
             "train",
-            step=step,
+            step=progress.step,
+            position=progress.position,
             loss=mean,
             **quality,
             samples_per_second=samples / seconds,

@@ -31,6 +31,9 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
     processes."""
     options, nproc, rest = _parse(arguments)
+    from trainer.quiet import quiet_libraries
+
+    quiet_libraries()
     if options.data:
         from trainer.bench.sources import bench_sources
 
@@ -41,9 +44,6 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         return launch(["--nproc", nproc, "bench", "--in-job", *arguments])
     config = load_config(rest, environ)
-    from trainer.quiet import quiet_libraries
-
-    quiet_libraries()
     from trainer.bench.steps import bench_steps
     from trainer.runtime import running
 

@@ -70,20 +70,26 @@ class Checkpointer:
         reader = self._store.reader(step)
         try:
             saved = reader.read_metadata().state_dict_metadata
-            state = canonical.to_load(saved)
-            missing = sorted(set(state) - set(saved))
-            if missing:
-                raise UserError(f"checkpoint {self.location(step)} lacks {missing[0]} (and {len(missing) - 1} more)")
+        except Exception as error:  # a pickle: damaged bytes raise almost anything
+            raise self._unreadable(step, error) from None
+        state = canonical.to_load(saved)
+        missing = sorted(set(state) - set(saved))
+        if missing:
+            raise UserError(f"checkpoint {self.location(step)} lacks {missing[0]} (and {len(missing) - 1} more)")
+        try:
             dcp.load(state, storage_reader=reader)
         except (CheckpointException, OSError, RuntimeError, EOFError) as error:
-            raise UserError(
-                f"checkpoint {self.location(step)} cannot be read: {_cause(error)}; remove that folder to resume "
-                f"from the one before it, or start afresh with --train.run NAME"
-            ) from None
+            raise self._unreadable(step, error) from None
         canonical.loaded(state)
         progress = Progress(step=int(marker["step"]), position=int(marker["position"]))
         self._job.optimizers.set_step(progress.step)
         return progress
+
+    def _unreadable(self, step: int, error: BaseException) -> UserError:
+        return UserError(
+            f"checkpoint {self.location(step)} cannot be read: {_cause(error)}; remove that folder to resume "
+            f"from the one before it, or start afresh with --train.run NAME"
+        )
 
     def _marker(self, progress: Progress) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -30,16 +30,19 @@ from trainer.planner import PlannedTable
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_MIB = 1024**2
+_MIB, _GIB = 1024**2, 1024**3
 # Scalars that a dashboard draws over steps; the rest of an event is context.
 SCALARS = ("loss", "ne", "auc", "calibration", "samples_per_second", "step_ms", "learning_rate_factor", "memory_gib")
 
 
-class Sink(Protocol):
-    """One place that events go to."""
+class Sink:
+    """One place that events go to; what a sink does not override, it does not care about."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
-        """Take one event: start, plan, train, eval, checkpoint, resume, result, note."""
+        """Take one event: start, plan, resume, train, eval, checkpoint, result."""
+
+    def tick(self, step: int) -> None:
+        """Take note that `step` steps are done; called every step, so it must cost nothing."""
 
     def close(self) -> None:
         """Flush and let go."""
@@ -78,6 +81,11 @@ class Reporter:
         for sink in self._sinks:
             sink.event(name, fields)
 
+    def tick(self, step: int) -> None:
+        """`step` steps are done."""
+        for sink in self._sinks:
+            sink.tick(step)
+
     def __enter__(self) -> Reporter:
         return self
 
@@ -104,7 +112,7 @@ def _console(config: TrainConfig, total_steps: int) -> Sink:
     return ProgressBar(total_steps) if kind == "bar" else JsonLines(None)
 
 
-class JsonLines:
+class JsonLines(Sink):
     """One JSON object per line, to a file or to standard output."""
 
     def __init__(self, path: Path | None) -> None:
@@ -126,7 +134,7 @@ class JsonLines:
             self._stream.close()
 
 
-class ProgressBar:
+class ProgressBar(Sink):
     """A bar, notes above it, and tables for the plan and the result."""
 
     def __init__(self, total_steps: int) -> None:
@@ -150,8 +158,8 @@ class ProgressBar:
         elif name == "result":
             self._bar.stop()
             self._console.print(result_table(fields))
-        elif name in ("train", "progress"):
-            self._advance(fields)
+        elif name == "train":
+            self._describe(fields)
         else:
             text = "  ".join(f"{key} {_short(value)}" for key, value in fields.items())
             self._console.print(f"[bold]{name}[/bold]  {text}", soft_wrap=True)
@@ -160,17 +168,23 @@ class ProgressBar:
         """See Sink."""
         self._bar.stop()
 
-    def _advance(self, fields: dict[str, Any]) -> None:
+    def tick(self, step: int) -> None:
+        """See Sink."""
+        self._bar.update(self._training(), completed=step)
+
+    def _describe(self, fields: dict[str, Any]) -> None:
+        info = f"loss {fields['loss']:.4f}" + (f"  auc {fields['auc']:.4f}" if "auc" in fields else "")
+        self._bar.update(self._training(), info=f"{info}  {fields['samples_per_second']:,.0f} samples/s")
+
+    def _training(self) -> TaskID:
+        """The bar, drawn from the first step on."""
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("training", total=self._total, info="")
-        if "loss" in fields:
-            info = f"loss {fields['loss']:.4f}" + (f"  auc {fields['auc']:.4f}" if "auc" in fields else "")
-            self._bar.update(self._task, info=f"{info}  {fields['samples_per_second']:,.0f} samples/s")
-        self._bar.update(self._task, completed=fields["step"])
+        return self._task
 
 
-class NoProgress:
+class NoProgress(Sink):
     """Only the result, as a table."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
@@ -178,11 +192,8 @@ class NoProgress:
         if name == "result":
             Console().print(result_table(fields))
 
-    def close(self) -> None:
-        """See Sink."""
 
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Scalars of training and evaluation under the run's folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -202,35 +213,55 @@ class TensorBoard:
         self._writer.close()
 
 
-class Prometheus:
-    """Gauges `trainer_<split>_<scalar>{run="..."}`, trainer_step and a counter of samples, at /metrics."""
+class Prometheus(Sink):
+    """The endpoint /metrics of rank 0, in base units, each series with the label `run`.
+
+    By split (train, eval): trainer_loss, trainer_ne, trainer_auc, trainer_calibration. Of training:
+    trainer_samples_per_second, trainer_step_seconds, trainer_memory_bytes, trainer_learning_rate_factor, trainer_step,
+    trainer_position_samples, trainer_last_checkpoint_timestamp_seconds, and the counter trainer_samples_total.
+    """
 
     def __init__(self, host: str, port: int, run: str) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
         registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"trainer_{name}", text, ["run", *labels], registry=registry)
+
         self._run = run
-        self._gauges = {
-            (split, key): Gauge(f"trainer_{split}_{key}", f"{key} of {split}", ["run"], registry=registry)
-            for split in ("train", "eval")
-            for key in SCALARS
+        self._quality = {
+            "loss": gauge("loss", "mean binary cross-entropy", "split"),
+            "ne": gauge("ne", "normalised entropy", "split"),
+            "auc": gauge("auc", "area under the ROC curve", "split"),
+            "calibration": gauge("calibration", "predicted over observed positives", "split"),
         }
-        self._step = Gauge("trainer_step", "optimizer steps done", ["run"], registry=registry)
-        self._samples = Counter(
-            "trainer_samples", "samples trained on by this process group", ["run"], registry=registry
-        )
+        self._scaled = {
+            "samples_per_second": (1.0, gauge("samples_per_second", "samples per second of the whole job")),
+            "step_ms": (1e-3, gauge("step_seconds", "seconds per optimizer step")),
+            "memory_gib": (float(_GIB), gauge("memory_bytes", "largest memory of rank 0 so far")),
+            "learning_rate_factor": (1.0, gauge("learning_rate_factor", "factor of the schedule")),
+            "step": (1.0, gauge("step", "optimizer steps done")),
+            "position": (1.0, gauge("position_samples", "samples of the stream consumed")),
+        }
+        self._checkpoint = gauge("last_checkpoint_timestamp_seconds", "when the newest checkpoint became complete")
+        self._samples = Counter("trainer_samples", "samples trained on by this process", ["run"], registry=registry)
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink."""
-        if "step" in fields:
-            self._step.labels(self._run).set(fields["step"])
-        if name not in ("train", "eval"):
-            return
-        self._samples.labels(self._run).inc(fields.get("samples_since_last", 0))
-        for key in SCALARS:
-            if key in fields:
-                self._gauges[name, key].labels(self._run).set(fields[key])
+        if name in ("train", "eval"):
+            for key, gauge in self._quality.items():
+                if key in fields:
+                    gauge.labels(self._run, name).set(fields[key])
+        if name == "train":
+            self._samples.labels(self._run).inc(fields["samples_since_last"])
+        if name == "checkpoint":
+            self._checkpoint.labels(self._run).set_to_current_time()
+        if name in ("train", "resume"):
+            for key, (scale, gauge) in self._scaled.items():
+                if key in fields:
+                    gauge.labels(self._run).set(fields[key] * scale)
 
     def close(self) -> None:
         """See Sink."""

@@ -1,0 +1,44 @@
+"""The clouds this project can provision: one folder each, found by looking, imported only when chosen."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import pulumi
+
+    from infra.contract import Cluster, Provision
+    from infra.settings import StackSettings
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """One cloud: its name and its settings; the SDK is imported by `provision`, not before."""
+
+    name: str
+    settings: type[StackSettings]
+
+    def provision(self, name: str, settings: StackSettings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
+        """Register the cluster that `settings` describe."""
+        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
+        module = importlib.import_module(f"{__name__}.{self.name}.provision")
+        return cast("Provision[StackSettings]", module.provision)(name, settings, opts)
+
+
+def available() -> tuple[str, ...]:
+    """Names of the clouds, which are the names of the folders here that have a `settings.py`."""
+    return tuple(sorted(folder.name for folder in folders()))
+
+
+def folders() -> list[Path]:
+    """The folder of each cloud."""
+    return [folder for root in __path__ for folder in Path(root).iterdir() if (folder / "settings.py").is_file()]
+
+
+def load(cloud: str) -> Cloud:
+    """The chosen cloud; nothing of another one is imported."""
+    module = importlib.import_module(f"{__name__}.{cloud}.settings")
+    return Cloud(cloud, cast("type[StackSettings]", module.Settings))

@@ -1,0 +1,79 @@
+"""Reading a kubeconfig and cutting it down to the one context that the stack uses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+_FILE_KEYS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+
+
+@dataclass(frozen=True)
+class Kubeconfig:
+    """A parsed kubeconfig: where it lies, its contexts, its current one, and the document itself."""
+
+    path: Path
+    contexts: tuple[str, ...]
+    current: str | None
+    document: dict[str, object]
+
+
+def locate(path: str | None) -> Path:
+    """The file that kubectl would use: the path given, else the first of $KUBECONFIG, else ~/.kube/config."""
+    given = path or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+    return Path(given).expanduser() if given else Path.home() / ".kube" / "config"
+
+
+def read(path: Path) -> Kubeconfig:
+    """Parse the file; ValueError in one line when it is absent or is no kubeconfig."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    listed = document.get("contexts") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError(f"{path} has no list of contexts")  # noqa: TRY004 - the file's content is wrong, not a type
+    names = tuple(str(item["name"]) for item in listed if isinstance(item, dict) and "name" in item)
+    current = document.get("current-context")
+    return Kubeconfig(path, names, str(current) if current else None, document)
+
+
+def only(kubeconfig: Kubeconfig, context: str) -> str:
+    """The kubeconfig as YAML with nothing but `context`, its cluster and its user; file references made absolute."""
+    chosen = _named(kubeconfig.document, "contexts", context)
+    inner = chosen.get("context")
+    assert isinstance(inner, dict), f"context {context} is empty"
+    cluster = _absolute(_named(kubeconfig.document, "clusters", str(inner.get("cluster"))), "cluster", kubeconfig.path)
+    users = [str(inner["user"])] if "user" in inner else []
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": context,
+        "contexts": [chosen],
+        "clusters": [cluster],
+        "users": [_absolute(_named(kubeconfig.document, "users", user), "user", kubeconfig.path) for user in users],
+    }
+    return yaml.safe_dump(document, sort_keys=True)
+
+
+def _named(document: dict[str, object], kind: str, name: str) -> dict[str, object]:
+    items = document.get(kind)
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, dict) and item.get("name") == name:
+            return dict(item)
+    raise ValueError(f"the kubeconfig has no entry {name!r} under {kind}")
+
+
+def _absolute(item: dict[str, object], kind: str, path: Path) -> dict[str, object]:
+    inner = item.get(kind)
+    if not isinstance(inner, dict):
+        return item
+    fixed = {
+        key: str((path.parent / str(value)).resolve()) if key in _FILE_KEYS else value for key, value in inner.items()
+    }
+    return {**item, kind: fixed}

@@ -1,0 +1,36 @@
+"""Shared storage of an existing cluster: a path on its node, or a claim against a storage class."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_kubernetes as k8s
+
+from infra.clouds.local.settings import Settings
+from infra.contract import Storage
+from infra.volume import static_volume, volume_claim
+
+
+class LocalStorage(pulumi.ComponentResource):
+    """The claim that training pods mount."""
+
+    facts: Storage
+
+    def __init__(
+        self, name: str, settings: Settings, namespace: k8s.core.v1.Namespace, opts: pulumi.ResourceOptions
+    ) -> None:
+        super().__init__("torchrec-cloud:local:Storage", name, None, opts)
+        wanted = settings.storage
+        self.facts = Storage(
+            claim_name="datasets",
+            mount_path=wanted.mount_path,
+            size_gib=wanted.size_gib,
+            access_mode="ReadWriteMany" if wanted.host_path else wanted.access_mode,
+        )
+        child = pulumi.ResourceOptions(parent=self, retain_on_delete=wanted.keeps_claim)
+        where = namespace.metadata.name
+        if wanted.host_path:
+            source = k8s.core.v1.HostPathVolumeSourceArgs(path=wanted.host_path, type="DirectoryOrCreate")
+            static_volume(name, self.facts, where, settings.labels, child, host_path=source)
+        else:
+            volume_claim(name, self.facts, where, settings.labels, child, storage_class=wanted.storage_class)
+        self.register_outputs({"claim": self.facts.claim_name})

@@ -1,0 +1,56 @@
+"""Mistakes in a stack's settings, collected and told all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One setting to mend: its key, what is wrong with the value seen, what is legal, the command that mends it."""
+
+    key: str
+    wrong: str
+    legal: str
+    mend: str
+    seen: object = None
+
+    def __str__(self) -> str:
+        shown = "" if self.seen is None else f" = {self.seen!r}"
+        return f"{self.key}{shown}: {self.wrong}\n    legal: {self.legal}\n    mend:  {self.mend}"
+
+
+def mend(key: str, value: object) -> str:
+    """The command that gives `key` a legal value; a key with a namespace (`provider:key`) has no path."""
+    path = "" if ":" in key else "--path "
+    return f"pulumi config set {path}{_quote(key)} {_quote(str(value))}"
+
+
+def unset(key: str) -> str:
+    """The command that removes `key`."""
+    path = "" if ":" in key else "--path "
+    return f"pulumi config rm {path}{_quote(key)}"
+
+
+def _quote(word: str) -> str:
+    safe = word and all(letter.isalnum() or letter in "._:/-," for letter in word)
+    return word if safe else "'" + word.replace("'", "'\\''") + "'"
+
+
+class SettingsError(ValueError):
+    """Every problem of one stack; raised before any resource is registered."""
+
+    def __init__(self, stack: str, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = "1 setting" if len(self.problems) == 1 else f"{len(self.problems)} settings"
+        listing = "\n".join(f"  {problem}" for problem in self.problems)
+        super().__init__(f"stack {stack!r}: {count} to mend\n{listing}")
+
+
+def first_of_each(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems without a second one about a key already named: mending the first comes first."""
+    by_key: dict[str, Problem] = {}
+    for problem in problems:
+        by_key.setdefault(problem.key, problem)
+    return list(by_key.values())

@@ -1,0 +1,111 @@
+"""From a stack's raw configuration to checked settings: every problem in one message, before any resource."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pulumi
+from pydantic import BaseModel
+
+from infra import checks, clouds, cost
+from infra.problems import Problem, SettingsError, first_of_each, unset
+from infra.settings import StackSettings
+from infra.validation import Path, tolerant
+
+SectionT = TypeVar("SectionT", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack's checked configuration: its cloud, its settings, and the sections that other parts own."""
+
+    cloud: clouds.Cloud
+    settings: StackSettings
+    sections: Mapping[str, BaseModel]
+
+    def section(self, name: str, model: type[SectionT]) -> SectionT:
+        """The section `name`, which was declared with `model`."""
+        found = self.sections[name]
+        assert isinstance(found, model), f"section {name} is a {type(found).__name__}"
+        return found
+
+
+Check = Callable[[Stack], Iterable[Problem]]
+Sections = Mapping[str, type[BaseModel]]
+
+
+def load(sections: Sections, further: Sequence[Check] = ()) -> Stack:
+    """The running program's stack; problems end the program in one message without a stack trace.
+
+    `sections` are top-level keys that other parts of the project own, with their models; `further` are their checks.
+    """
+    # pulumi.Config reads one known key at a time; refusing unknown keys needs them all.
+    config = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+    try:
+        return parse(config, pulumi.get_project(), pulumi.get_stack(), sections, further)
+    except SettingsError as error:
+        raise pulumi.RunError(str(error)) from None
+
+
+def parse(
+    config: Mapping[str, str], project: str, stack: str, sections: Sections, further: Sequence[Check] = ()
+) -> Stack:
+    """Check one stack's raw configuration (`namespace:key` -> text); SettingsError names every problem."""
+    raw, problems = _decode(config, project)
+    name = str(raw.get("cloud", ""))
+    unknown = checks.one_of("cloud", name, clouds.available())
+    if unknown:
+        raise SettingsError(stack, [*problems, *unknown])
+    cloud = clouds.load(name)
+    parsed: dict[str, BaseModel] = {}
+    for key, model in sections.items():
+        parsed[key], found = tolerant(model, raw.pop(key, {}), (key,))
+        problems += found
+    settings, found = _settings(cloud, raw, config, project, stack, tuple(sections))
+    result = Stack(cloud, settings, parsed)
+    problems += [*found, *settings.problems(), *cost.over_budget(settings)]
+    for check in further:
+        problems += check(result)
+    if problems:
+        raise SettingsError(stack, first_of_each(problems))
+    return result
+
+
+def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:
+    """This project's keys, structured values decoded from the JSON in which the engine hands them over."""
+    raw: dict[str, object] = {}
+    problems = []
+    for full_key, text in config.items():
+        namespace, _, key = full_key.partition(":")
+        if namespace != project:
+            continue
+        try:
+            raw[key] = json.loads(text) if text.startswith(("{", "[")) else text
+        except json.JSONDecodeError as error:
+            problems.append(Problem(key, f"not JSON ({error})", "a structured value", unset(key), text))
+    return raw, problems
+
+
+def _settings(
+    cloud: clouds.Cloud,
+    raw: Mapping[str, object],
+    config: Mapping[str, str],
+    project: str,
+    stack: str,
+    siblings: Sequence[str],
+) -> tuple[StackSettings, list[Problem]]:
+    """The cloud's settings from this project's keys and its provider's; the stack's own name comes from Pulumi."""
+    provider = cloud.settings.provider_keys
+    reserved = {"project": "the project's name, from Pulumi.yaml", "stack": "the stack's name", **provider}
+    problems = [
+        Problem(key, "not a key of this project", reserved[key], unset(key), raw[key]) for key in reserved if key in raw
+    ]
+    data = {key: value for key, value in raw.items() if key not in reserved}
+    data |= {"project": project, "stack": stack}
+    data |= {field: config[key] for field, key in provider.items() if key in config}
+    names: dict[Path, str] = {(field,): key for field, key in provider.items()}
+    settings, found = tolerant(cloud.settings, data, (), names, siblings)
+    return settings, problems + found

@@ -1,0 +1,259 @@
+"""Running a Pulumi program without an engine: every registration is recorded, plausible outputs are imitated.
+
+What a cloud computes comes from `imitations/<cloud>.py`, one file per cloud, each with two tables:
+`OUTPUTS` maps a type token to a function (name, inputs) -> outputs, `CALLS` an invoke's token to one of its arguments.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib.util
+import json
+import runpy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pulumi.runtime
+import yaml
+from pulumi.runtime import mocks
+from pulumi.runtime import settings as runtime_settings
+from pulumi.runtime.stack import run_pulumi_func
+from pulumi.runtime.sync_await import _sync_await
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "torchrec-cloud"
+
+#: Each cloud's own SDKs; a stack may load these and `SHARED_SDKS`, nothing else that begins with `pulumi_`.
+SDKS: dict[str, set[str]] = {
+    "aws": {"pulumi_aws", "pulumi_eks"},
+    "azure": {"pulumi_azure_native"},
+    "gcp": {"pulumi_gcp"},
+    "local": set(),
+}
+SHARED_SDKS = {"pulumi_kubernetes", "pulumi_docker_build"}
+
+Outputs = Callable[[str, dict[str, Any]], dict[str, Any]]
+Call = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One resource as the engine would have seen it; URNs name parent, provider and dependencies."""
+
+    type: str
+    name: str
+    urn: str
+    parent: str
+    inputs: Mapping[str, Any]
+    provider: str
+    dependencies: frozenset[str]
+    retained: bool
+    protected: bool
+    custom: bool
+
+    @property
+    def parent_name(self) -> str:
+        """The parent's logical name; empty for a child of the stack itself."""
+        kind, _, name = self.parent.rpartition("::")
+        return "" if kind.endswith("pulumi:pulumi:Stack") else name
+
+
+@dataclass
+class Recording:
+    """Everything one program registered, called and exported."""
+
+    registrations: list[Registration] = field(default_factory=list)
+    calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+    exports: dict[str, Any] = field(default_factory=dict)
+    secret_exports: set[str] = field(default_factory=set)
+    error: BaseException | None = None
+
+    def of_type(self, token: str) -> list[Registration]:
+        """Registrations of exactly this type."""
+        return [item for item in self.registrations if item.type == token]
+
+    def one(self, token: str, name: str | None = None) -> Registration:
+        """The only registration of this type (and name); what exists instead is in the failure."""
+        found = [item for item in self.of_type(token) if name is None or item.name == name]
+        assert len(found) == 1, f"{len(found)} of {token} {name or ''}; there are {sorted(self.tree())}"
+        return found[0]
+
+    def tree(self) -> list[str]:
+        """`type name parent` of each registration, sorted: the golden list."""
+        return sorted(f"{item.type}  {item.name}  {item.parent_name or '-'}" for item in self.registrations)
+
+    def needs(self, later: Registration, earlier: Registration) -> bool:
+        """Whether `later` is created after `earlier` and destroyed before it, directly or through others."""
+        by_urn = {item.urn: item for item in self.registrations}
+        seen: set[str] = set()
+        queue = self._edges(later)
+        while queue:
+            urn = queue.pop()
+            if urn in by_urn and urn not in seen:
+                seen.add(urn)
+                queue += self._edges(by_urn[urn])
+        return earlier.urn in seen
+
+    def _edges(self, item: Registration) -> list[str]:
+        """What the engine orders before `item`: dependencies, its parent, children of components depended on."""
+        components = {one.urn for one in self.registrations if not one.custom} & item.dependencies
+        children = [child.urn for child in self.registrations if child.parent in components]
+        return [*item.dependencies, item.parent, *children]
+
+
+class _Mocks(mocks.Mocks):
+    def __init__(self, recording: Recording, outputs: Mapping[str, Outputs], calls: Mapping[str, Call]) -> None:
+        self.recording, self.outputs, self.calls = recording, outputs, calls
+
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
+        self.recording.calls.append((args.token, args.args))
+        answer = self.calls.get(args.token)
+        assert answer, f"no imitation of the call {args.token}: add it to CALLS of the cloud's imitation"
+        return answer(args.args), None
+
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        computed = self.outputs.get(args.typ, lambda name, inputs: {})(args.name, args.inputs)
+        return f"{args.name}-id", {"name": args.name, **args.inputs, **computed}
+
+
+class _Monitor(mocks.MockMonitor):
+    """The mock monitor, keeping what `Mocks.new_resource` is not told: parent, dependencies, options."""
+
+    def __init__(self, fake: _Mocks) -> None:
+        super().__init__(fake)
+        self.recording = fake.recording
+
+    def RegisterResource(self, request: Any) -> Any:
+        response = super().RegisterResource(request)
+        if request.type != "pulumi:pulumi:Stack":
+            inputs = pulumi.runtime.rpc.deserialize_properties(request.object)
+            self.recording.registrations.append(_registration(request, response.urn, inputs))
+        return response
+
+
+def _registration(request: Any, urn: str, inputs: Mapping[str, Any]) -> Registration:
+    provider = request.provider or next(iter(request.providers.values()), "")
+    return Registration(
+        type=request.type,
+        name=request.name,
+        urn=urn,
+        parent=request.parent,
+        inputs=inputs,
+        provider=provider.rpartition("::")[0],
+        dependencies=frozenset(request.dependencies),
+        retained=request.retainOnDelete,
+        protected=bool(request.protect),
+        custom=request.custom,
+    )
+
+
+def imitations() -> tuple[dict[str, Outputs], dict[str, Call]]:
+    """Every cloud's imitated outputs and calls, merged: their tokens never clash."""
+    outputs: dict[str, Outputs] = {}
+    calls: dict[str, Call] = {}
+    for path in sorted((Path(__file__).parent / "imitations").glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"imitation_{path.stem}", path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        outputs |= module.OUTPUTS
+        calls |= module.CALLS
+    return outputs, calls
+
+
+def record(program: Callable[[], object], config: Mapping[str, str], stack: str) -> Recording:
+    """Run `program` under mocks to its very end: all registrations have landed, or `error` says why not."""
+    recording = Recording()
+    outputs, calls = imitations()
+    # A context of its own: Pulumi keeps its state in context variables, and a second stack must not see the first's.
+    contextvars.Context().run(_run, program, config, stack, _Monitor(_Mocks(recording, outputs, calls)), recording)
+    return recording
+
+
+def _run(
+    program: Callable[[], object], config: Mapping[str, str], stack: str, monitor: _Monitor, recording: Recording
+) -> None:
+    runtime_settings.set_root_resource(None)
+    mocks.set_mocks(monitor.mocks, project=PROJECT, stack=stack, monitor=monitor)
+    pulumi.runtime.set_all_config(dict(config), [])
+    try:
+        _sync_await(run_pulumi_func(lambda: _nothing(program())))
+        exported = runtime_settings.get_root_resource().outputs
+        _sync_await(_resolve(exported, recording))
+    except Exception as error:
+        recording.error = error
+
+
+def _nothing(_: object) -> None:
+    """A program's value is not awaited; what it registered is."""
+
+
+async def _resolve(exported: Mapping[str, Any], recording: Recording) -> None:
+    for key, value in exported.items():
+        output = pulumi.Output.from_input(value)
+        recording.exports[key] = await output.future()
+        if await output.is_secret():
+            recording.secret_exports.add(key)
+
+
+def stack_config(stack: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
+    """What the engine hands the program for `Pulumi.<stack>.yaml`: defaults of Pulumi.yaml filled in by path.
+
+    Overrides are paths (`gpu.nodes.max`) or full keys (`aws:region`); None removes the key.
+    """
+    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+    config: dict[str, Any] = dict(yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())["config"])
+    for path, declared in project["config"].items():
+        if "default" in declared and _get(config, path) is None:
+            _set(config, path, declared["default"])
+    for path, value in (overrides or {}).items():
+        _set(config, path, value)
+    return {key: _text(value) for key, value in config.items()}
+
+
+def _get(config: Mapping[str, Any], path: str) -> Any:
+    first, *rest = path.split(".")
+    value = config.get(f"{PROJECT}:{first}")
+    for part in rest:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _set(config: dict[str, Any], path: str, value: object) -> None:
+    first, *rest = [path] if ":" in path else path.split(".")
+    owner, key = config, first if ":" in path else f"{PROJECT}:{first}"
+    for part in rest:
+        owner[key] = dict(owner.get(key) or {})
+        owner, key = owner[key], part
+    if value is None:
+        owner.pop(key, None)
+    else:
+        owner[key] = value
+
+
+def _text(value: object) -> str:
+    """The engine's spelling: JSON for structures, `true`/`false`, plain text otherwise."""
+    if isinstance(value, (dict, list, bool)):
+        return json.dumps(value)
+    return str(value)
+
+
+def run_stack(stack: str, overrides: Mapping[str, object] | None = None) -> Recording:
+    """Run the real `__main__.py` from the real `Pulumi.<stack>.yaml`."""
+    return record(
+        lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"), stack_config(stack, overrides), stack
+    )
+
+
+def stacks() -> Iterator[str]:
+    """Stacks with a file of settings whose cloud exists."""
+    from infra import clouds
+
+    for path in sorted(ROOT.glob("Pulumi.*.yaml")):
+        config = yaml.safe_load(path.read_text())["config"]
+        if config[f"{PROJECT}:cloud"] in clouds.available():
+            yield path.name.split(".")[1]

@@ -1,0 +1,94 @@
+"""Who may import whom, and where a cloud may be named: the layout is held by this test, not by memory."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from infra_mocks import ROOT, SDKS
+
+from infra import clouds
+
+INFRA = ROOT / "infra"
+ANYWHERE = {*sys.stdlib_module_names, "pulumi", "pulumi_kubernetes", "pydantic", "pydantic_core", "yaml", "infra"}
+ROOMS = {"__init__", "settings", "provision", "network", "cluster", "storage", "registry", "monitoring"}
+
+
+def _python(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py"))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _cloud_of(path: Path) -> str | None:
+    parts = path.relative_to(ROOT).parts[1:] or ("",)
+    return parts[1] if parts[0] == "clouds" and len(parts) > 2 else None
+
+
+def test_infra_imports_pulumi_pydantic_and_itself_and_a_clouds_sdk_only_in_its_folder() -> None:
+    for path in _python(INFRA):
+        allowed = ANYWHERE | SDKS.get(_cloud_of(path) or "", set())
+        strangers = {name for name in _imports(path) if name.split(".")[0] not in allowed}
+        assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
+
+
+def test_no_file_outside_a_clouds_folder_imports_from_one() -> None:
+    for path in [*_python(INFRA), ROOT / "__main__.py"]:
+        own = _cloud_of(path)
+        foreign = {name for name in _imports(path) if re.match(r"infra\.clouds\.\w+\.", name)}
+        foreign = {name for name in foreign if name.split(".")[2] != own}
+        assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
+
+
+def test_no_file_outside_a_clouds_folder_names_a_cloud_in_code() -> None:
+    cloud = re.compile(r"\b(aws|azure|gcp|amazon|google|eks|aks|gke)\b", re.IGNORECASE)
+    for path in [path for path in _python(INFRA) if _cloud_of(path) is None] + [ROOT / "__main__.py"]:
+        code = ast.unparse(_without_docstrings(ast.parse(path.read_text())))
+        named = cloud.search(code)
+        assert not named, (
+            f"{path.relative_to(ROOT)} names {named and named.group()}: a field of the contract is missing"
+        )
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+@pytest.mark.parametrize("cloud", clouds.available())
+def test_a_clouds_folder_has_the_rooms_of_the_table_of_contents(cloud: str) -> None:
+    folder = next(folder for folder in clouds.folders() if folder.name == cloud)
+    files = {path.stem for path in folder.glob("*.py")}
+    assert {"__init__", "settings", "provision"} <= files
+    if cloud != "local":
+        assert files >= ROOMS, f"missing rooms: {ROOMS - files}"
+
+
+@pytest.mark.parametrize("cloud", clouds.available())
+def test_a_clouds_settings_are_known_without_its_sdk(cloud: str) -> None:
+    script = (
+        f"import sys, infra.clouds.{cloud}.settings; print(*sorted(m for m in sys.modules if m.startswith('pulumi')))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not [name for name in run.stdout.split() if name.split(".")[0] not in ("pulumi",)], "errors must come fast"
+
+
+def test_the_command_line_helps_without_any_sdk() -> None:
+    script = "import sys, runpy; sys.argv = ['infra', '--help']\ntry: runpy.run_module('infra', run_name='__main__')\n"
+    script += "except SystemExit: pass\nassert not {'pulumi', 'pydantic', 'yaml'} & set(sys.modules), 'help is slow'"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "instances" in run.stdout

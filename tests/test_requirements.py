@@ -1,0 +1,106 @@
+"""What the pinned lists promise: exact, hashed, free of addresses, in step with pyproject.toml and with each other."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+
+# Each list and the extras of pyproject.toml that it is compiled from.
+EXTRAS_OF = {
+    "bootstrap": ["bootstrap"],
+    "trainer-cpu": ["trainer", "trainer-cpu"],
+    "trainer-gpu": ["trainer", "trainer-gpu"],
+    "infra": ["infra"],
+    "test": ["test"],
+    "lint": ["lint"],
+}
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+# A legal machine of each kind: pins may differ between these, but never between two lists on the same one.
+MACHINES = [
+    {
+        "python_version": version,
+        "python_full_version": f"{version}.1",
+        "sys_platform": "linux",
+        "platform_machine": machine,
+    }
+    for version in ("3.11", "3.12", "3.13", "3.14")
+    for machine in ("x86_64", "aarch64")
+]
+
+
+def logical_lines(name: str) -> Iterator[str]:
+    """The requirements of a list, each with the hashes that pip reads as part of the same line."""
+    text = (ROOT / f"requirements-{name}.txt").read_text()
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            yield line
+
+
+def requirements(name: str) -> list[Requirement]:
+    return [Requirement(HASH.sub("", line).strip()) for line in logical_lines(name)]
+
+
+def pins(name: str, machine: dict[str, str]) -> dict[str, str]:
+    """Version by package, of those that a machine of this kind installs."""
+    chosen = [pin for pin in requirements(name) if pin.marker is None or pin.marker.evaluate(dict(machine))]
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in chosen}
+
+
+def wanted(name: str) -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [Requirement(text) for extra in EXTRAS_OF[name] for text in project["optional-dependencies"][extra]]
+
+
+def test_every_list_is_known_here() -> None:
+    found = {path.stem.removeprefix("requirements-") for path in ROOT.glob("requirements*.txt")}
+    assert found == set(EXTRAS_OF), "a list that no test knows is a list that nobody keeps in step"
+
+
+@pytest.mark.parametrize("name", EXTRAS_OF)
+def test_a_list_names_no_host(name: str) -> None:
+    text = (ROOT / f"requirements-{name}.txt").read_text()
+    for word in ("://", "--index", "--extra-index", "--find-links", "--trusted-host", " @ "):
+        assert word not in text, f"{word!r} ties the list to one registry: mirrors could not serve it"
+
+
+@pytest.mark.parametrize("name", EXTRAS_OF)
+def test_every_line_is_exact_and_hashed(name: str) -> None:
+    for line in logical_lines(name):
+        requirement = Requirement(HASH.sub("", line).strip())
+        (specifier,) = requirement.specifier
+        assert specifier.operator == "==", f"{line[:60]} is not exact"
+        assert "*" not in specifier.version, f"{line[:60]} is not exact"
+        assert HASH.search(line), f"{requirement} has no hash"
+
+
+@pytest.mark.parametrize("name", EXTRAS_OF)
+def test_a_list_satisfies_the_ranges_it_is_compiled_from(name: str) -> None:
+    for machine in MACHINES:
+        pinned = pins(name, machine)
+        for requirement in wanted(name):
+            version = pinned.get(canonicalize_name(requirement.name))
+            assert version, f"requirements-{name}.txt lacks {requirement}: run `make lock`"
+            assert version in requirement.specifier, (
+                f"{requirement.name} {version} is not {requirement.specifier}: make lock"
+            )
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: "-".join(list(machine.values())[::3]))
+def test_lists_agree_on_the_packages_they_share(machine: dict[str, str]) -> None:
+    versions: dict[str, dict[str, str]] = {}
+    for name in EXTRAS_OF:
+        for package, version in pins(name, machine).items():
+            versions.setdefault(package, {})[name] = version
+    apart = {package: by_list for package, by_list in versions.items() if len(set(by_list.values())) > 1}
+    assert not apart, "one .venv holds several lists: the later one would replace the earlier one's packages"
+
+
+@pytest.mark.parametrize(("name", "other"), [("trainer-cpu", "fbgemm-gpu"), ("trainer-gpu", "fbgemm-gpu-cpu")])
+def test_a_trainer_list_holds_one_build_of_fbgemm(name: str, other: str) -> None:
+    assert other not in {canonicalize_name(pin.name) for pin in requirements(name)}, "both builds own the same files"

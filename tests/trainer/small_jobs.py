@@ -1,0 +1,200 @@
+"""Jobs small enough to run by the dozen, in this process or in several, and what tests ask of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from trainer.checkpoint import Checkpointer, Progress, open_store
+from trainer.config import TrainConfig
+from trainer.data import SourceContext, open_source
+from trainer.data.loader import train_batches
+from trainer.job import Job, build_job
+from trainer.optim import schedule_factor
+from trainer.options import validate
+from trainer.quiet import quiet_libraries
+from trainer.runtime import Runtime, running
+from trainer.step import Pipeline
+
+quiet_libraries()
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROWS = (50, 61, 70)
+DIM = 8
+TABLES = ("t_cat_0", "t_cat_1", "t_cat_2")
+PLANS: dict[str, dict[str, Any]] = {
+    "table_wise": {"sharding.types": ["table_wise"]},
+    "row_wise": {"sharding.types": ["row_wise"]},
+    "column_wise": {"sharding.types": ["column_wise"], "sharding.min_columns": 4},
+    "data_parallel": {"sharding.types": ["data_parallel"]},
+    "mixed": {
+        "sharding.tables": {"t_cat_0": ["row_wise"], "t_cat_1": ["column_wise"], "t_cat_2": ["data_parallel"]},
+        "sharding.min_columns": 4,
+    },
+}
+
+
+def tiny_tree(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Three tables of about 60 rows x 8, in fp32 on one CPU thread; `changes` maps dotted options to values."""
+    tree: dict[str, Any] = {
+        "data": {"num_dense": 4, "num_sparse": 3, "eval_samples": 256, "train_samples": 1024},
+        "model": {"num_embeddings": list(ROWS), "embedding_dim": DIM, "dense_arch": [16, DIM], "over_arch": [16, 1]},
+        "train": {"batch_size": 48, "steps": 4, "device": "cpu", "precision": "fp32", "num_threads": 1},
+        "metrics": {"progress": "lines", "tensorboard": False, "log_every": 2},
+    }
+    for option, value in (changes or {}).items():
+        *sections, name = option.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return tree
+
+
+def tiny(changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """See tiny_tree."""
+    return validate(tiny_tree(changes))
+
+
+@contextmanager
+def alone(config: TrainConfig) -> Iterator[Runtime]:
+    """A job of one process, this one; leaves torch's switches as they were."""
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        with running(config.train, {}) as runtime:
+            yield runtime
+    finally:
+        if dist.is_initialized():  # an error leaves the group, because a process of several could not end it alone
+            dist.destroy_process_group()
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.set_flush_denormal(False)
+
+
+def steps(job: Job, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
+    """Train `count` steps from `start` on; the loss of each over the whole job, exact to the last bit."""
+    config, runtime, start = job.config, job.runtime, start or Progress()
+    source = open_source(SourceContext(config, "train", runtime.device))
+    batches = train_batches(source, config, start.position, count, runtime.rank, runtime.world_size, runtime.device)
+    job.dmp.train()
+    pipeline = Pipeline(job)
+    losses = []
+    for step in range(start.step, start.step + count):
+        job.optimizers.set_factor(schedule_factor(config.optim.schedule, step, total))
+        loss, *_ = pipeline.progress(batches)
+        mean = loss.double()
+        dist.all_reduce(mean)
+        losses.append(float(mean) / runtime.world_size)
+    pipeline.detach()
+    return losses
+
+
+def after(config: TrainConfig, count: int) -> Progress:
+    """How far a run is after `count` steps."""
+    return Progress(count, count * config.train.batch_size)
+
+
+def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> list[float]:
+    """The losses of a new job in this process."""
+    config = tiny(changes)
+    with alone(config) as runtime:
+        return steps(build_job(config, runtime), count, total=count)
+
+
+def full_weights(job: Job) -> dict[str, Tensor]:
+    """Collective: every weight on every process, tables put together by TorchRec's own metadata of their shards."""
+    found: dict[str, Tensor] = {}
+    for name, value in job.dmp.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            pieces: list[Any] = [None] * dist.get_world_size()
+            mine = [(s.metadata.shard_offsets, s.tensor.detach().clone()) for s in value.local_shards()]
+            dist.all_gather_object(pieces, mine)
+            whole = torch.full(tuple(value.size()), float("nan"))
+            for (row, col), piece in (shard for shards in pieces for shard in shards):
+                whole[row : row + piece.shape[0], col : col + piece.shape[1]] = piece
+            found[name] = whole
+        else:
+            found[name] = value.detach().clone()
+    return found
+
+
+def tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of `full_weights`, the tables by name."""
+    return {name.rsplit(".", 2)[-2]: value for name, value in weights.items() if ".embedding_bags." in name}
+
+
+def checkpointer(job: Job) -> Checkpointer:
+    """The checkpointer of a job's run."""
+    return Checkpointer(job, open_store(job.config.checkpoint.uri, job.config.train.run))
+
+
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """Names whose tensors differ in any bit, or that only one side has."""
+    return sorted(k for k in {*left, *right} if k not in left or k not in right or not torch.equal(left[k], right[k]))
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without what a job or pytest left in it."""
+    outer = ("TRAINER_", "TORCHELASTIC_", "PET_")
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(outer) and k not in names}
+    folders = os.pathsep.join([str(ROOT), str(HERE)])
+    return kept | {"PYTHONPATH": folders, "OMP_NUM_THREADS": "1"} | more
+
+
+def bounded(
+    command: list[str], seconds: int = 240, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own; one that hangs is ended with all its processes and fails the test."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(**(env or {})),
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{' '.join(command)} hung for {seconds} s\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def trainer(
+    *arguments: str, seconds: int = 240, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer ARGUMENTS`."""
+    return bounded([sys.executable, "-m", "trainer", *arguments], seconds, env)
+
+
+def run_workers(name: str, processes: int, folder: Path, *arguments: str) -> Path:
+    """Run tests/trainer/workers/<name>.py in a job; the folder of its results. A failure shows every worker's log."""
+    logs, results = folder / "logs", folder / "results"
+    results.mkdir(parents=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    kept = ["--log-dir", str(logs), "--redirects", "3"]
+    command = [sys.executable, *launcher, *kept, str(HERE / "workers" / f"{name}.py"), str(results), *arguments]
+    done = bounded(command)
+    if done.returncode:
+        shown = [f"--- {log.relative_to(logs)}\n{log.read_text()[-4000:]}" for log in sorted(logs.rglob("*.log"))]
+        raise AssertionError("\n".join([f"workers {name} ended with {done.returncode}", done.stderr[-2000:], *shown]))
+    return results

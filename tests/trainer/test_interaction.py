@@ -1,0 +1,106 @@
+"""The interactions: the fused product is the plain one, and no order of features changes what comes out."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from trainer.interaction import CrossInteraction, DotInteraction, _PairwiseDots
+
+FEATURES = ("a", "b", "c", "d")
+BATCH, DIM = 5, 8
+ORDERS = [("a", "b", "c", "d"), ("d", "c", "b", "a"), ("c", "a", "d", "b")]
+
+Interaction = DotInteraction | CrossInteraction
+
+
+def inputs(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(BATCH, DIM, generator=generator, dtype=dtype)
+    return dense, {f: torch.randn(BATCH, DIM, generator=generator, dtype=dtype) for f in FEATURES}
+
+
+def run(
+    module: Interaction, order: tuple[str, ...], dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Output, and gradients of the dense vector and of each feature, where the features arrive in `order`."""
+    dense, sparse = inputs(dtype=dtype)
+    dense.requires_grad_()
+    values = torch.cat([sparse[f] for f in order], dim=1).requires_grad_()
+    out = module(dense, KeyedTensor(list(order), [DIM] * len(order), values))
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=dtype)
+    dense_grad, values_grad = torch.autograd.grad(out, (dense, values), upstream)
+    return out.detach(), dense_grad, dict(zip(order, values_grad.split(DIM, dim=1), strict=True))
+
+
+def make(kind: str) -> Interaction:
+    torch.manual_seed(1)
+    return DotInteraction(FEATURES) if kind == "dot" else CrossInteraction(FEATURES, DIM, num_layers=2, low_rank=3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_fused_dot_equals_the_plain_one(order: tuple[str, ...]) -> None:
+    fused, plain = run(DotInteraction(FEATURES), order), run(DotInteraction(FEATURES, fused=False), order)
+    torch.testing.assert_close(fused[0], plain[0], rtol=0, atol=1e-6, msg="the output differs")
+    torch.testing.assert_close(fused[1], plain[1], rtol=0, atol=2e-6, msg="the dense gradient differs")
+    for feature in FEATURES:
+        torch.testing.assert_close(
+            fused[2][feature], plain[2][feature], rtol=0, atol=2e-6, msg=f"gradient of {feature}"
+        )
+
+
+def test_the_dot_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
+    dense, sparse = inputs()
+    vectors = [dense, *(sparse[f] for f in FEATURES)]
+    pairs = [(left * right).sum(1, keepdim=True) for left, right in itertools.combinations(vectors, 2)]
+    out, _, _ = run(DotInteraction(FEATURES), ORDERS[0])
+    torch.testing.assert_close(out, torch.cat([dense, *pairs], dim=1), rtol=0, atol=1e-5)
+
+
+def test_the_fused_gradient_is_the_numerical_one() -> None:
+    combined = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    i, j = torch.triu_indices(4, 4, offset=1)
+    assert torch.autograd.gradcheck(lambda c: _PairwiseDots.apply(c, i * 4 + j, j * 4 + i), (combined,))
+
+
+@pytest.mark.parametrize("kind", ["dot", "dcn"])
+@pytest.mark.parametrize("order", ORDERS[1:])
+def test_the_order_in_which_features_arrive_changes_nothing(kind: str, order: tuple[str, ...]) -> None:
+    canonical, permuted = run(make(kind), ORDERS[0]), run(make(kind), order)
+    torch.testing.assert_close(
+        permuted[0], canonical[0], rtol=0, atol=1e-6, msg="the layers behind would mean other columns"
+    )
+    torch.testing.assert_close(permuted[1], canonical[1], rtol=0, atol=2e-6, msg="the dense gradient differs")
+    for feature in FEATURES:
+        torch.testing.assert_close(
+            permuted[2][feature], canonical[2][feature], rtol=0, atol=2e-6, msg=f"gradient of {feature}"
+        )
+
+
+@pytest.mark.parametrize("kind", ["dot", "dcn"])
+def test_one_module_follows_a_plan_that_changes(kind: str) -> None:
+    module = make(kind)
+    first = run(module, ORDERS[0])[0]
+    for order in (*ORDERS[1:], ORDERS[0]):
+        torch.testing.assert_close(
+            run(module, order)[0], first, rtol=0, atol=1e-6, msg="it used the order of a plan before"
+        )
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("dot", DIM + 10), ("dcn", 5 * DIM)])
+def test_output_dim_is_the_number_of_columns(kind: str, columns: int) -> None:
+    module = make(kind)
+    assert module.output_dim(DIM) == columns
+    assert run(module, ORDERS[0])[0].shape == (BATCH, columns)
+
+
+def test_a_low_precision_dense_vector_decides_the_arithmetic() -> None:
+    dense, sparse = inputs()
+    pooled = KeyedTensor(list(FEATURES), [DIM] * 4, torch.cat([sparse[f] for f in FEATURES], dim=1))
+    assert DotInteraction(FEATURES)(dense.bfloat16(), pooled).dtype == torch.bfloat16, (
+        "fp32 products would waste bf16 units"
+    )

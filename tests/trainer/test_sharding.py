@@ -1,0 +1,221 @@
+"""No sharding plan and no number of processes changes what is trained: the same first weights, losses and updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_jobs import DIM, PLANS, ROWS, TABLES, alone, full_weights, run_workers, steps, tables, tiny
+
+from trainer.errors import UserError
+from trainer.job import build_job
+from trainer.planner import describe_plan
+
+CLOSE = 3e-6  # sums over another order of samples and shards
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
+# Under column-wise sharding row-wise Adagrad takes the mean of squares over its own columns alone.
+SAME_MATHS = [
+    (plan, kind)
+    for plan in PLANS
+    for kind in OPTIMIZERS
+    if kind != "rowwise_adagrad" or plan not in ("column_wise", "mixed")
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of workers/sharding.py on two processes."""
+    return run_workers("sharding", 2, tmp_path_factory.mktemp("sharding"))
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / f"{name}.pt", weights_only=False)
+
+
+def single(changes: dict[str, Any]) -> dict[str, Any]:
+    """The same as a worker's record, in this process."""
+    config = tiny(changes)
+    with alone(config) as runtime:
+        job = build_job(config, runtime)
+        start = full_weights(job)
+        losses = steps(job, 6)
+        return {"plan": describe_plan(job.plan, config), "start": start, "losses": losses, "end": full_weights(job)}
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, dict[str, Any]]:
+    """By optimizer, table-wise in this one process: what all others must equal."""
+    return {kind: single(PLANS["table_wise"] | {"optim.sparse.optimizer": kind}) for kind in OPTIMIZERS}
+
+
+def dense(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k.replace("module.", ""): v for k, v in weights.items() if ".embedding_bags." not in k}
+
+
+# --- the same training -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_initial_weights_are_the_same_to_the_last_bit(
+    plan: str, pair: Path, reference: dict[str, dict[str, Any]]
+) -> None:
+    expected = reference["sgd"]["start"]
+    for found in (result(pair, f"{plan}-sgd")["start"], single(PLANS[plan])["start"]):
+        for table in TABLES:
+            assert torch.equal(tables(found)[table], tables(expected)[table]), (
+                f"{table} starts with other weights under {plan}"
+            )
+        assert dense(found).keys() == dense(expected).keys()
+        for name, weight in dense(found).items():
+            assert torch.equal(weight, dense(expected)[name]), f"{name} starts with other weights under {plan}"
+
+
+def test_initial_weights_lie_in_the_published_bound_and_differ_between_tables(
+    reference: dict[str, dict[str, Any]],
+) -> None:
+    found = tables(reference["sgd"]["start"])
+    for table, rows in zip(TABLES, ROWS, strict=True):
+        bound = rows**-0.5
+        assert bound * 0.9 < float(found[table].abs().max()) <= bound, "uniform in +-1/sqrt(rows)"
+        assert abs(float(found[table].mean())) < bound * 0.1
+    assert not torch.equal(found["t_cat_0"][:50] * ROWS[0] ** 0.5, found["t_cat_1"][:50] * ROWS[1] ** 0.5), (
+        "one draw for two tables"
+    )
+
+
+@pytest.mark.parametrize(("plan", "kind"), SAME_MATHS)
+def test_two_processes_train_what_one_does_under_every_plan(
+    plan: str, kind: str, pair: Path, reference: dict[str, dict[str, Any]]
+) -> None:
+    found, expected = result(pair, f"{plan}-{kind}"), reference[kind]
+    assert found["losses"] == pytest.approx(expected["losses"], abs=CLOSE), "the losses differ"
+    for table in TABLES:
+        torch.testing.assert_close(
+            tables(found["end"])[table], tables(expected["end"])[table], rtol=1e-4, atol=2e-5, msg=table
+        )
+
+
+@pytest.mark.parametrize(("plan", "kind"), SAME_MATHS)
+def test_one_process_trains_the_same_under_every_plan(
+    plan: str, kind: str, reference: dict[str, dict[str, Any]]
+) -> None:
+    found = single(PLANS[plan] | {"optim.sparse.optimizer": kind})
+    assert found["losses"] == pytest.approx(reference[kind]["losses"], abs=CLOSE)
+
+
+@pytest.mark.parametrize("plan", ["column_wise", "mixed"])
+def test_row_wise_adagrad_on_split_columns_still_trains(
+    plan: str, pair: Path, reference: dict[str, dict[str, Any]]
+) -> None:
+    found, expected = result(pair, f"{plan}-rowwise_adagrad")["losses"], reference["rowwise_adagrad"]["losses"]
+    assert found[0] == pytest.approx(expected[0], abs=CLOSE), "the first loss is before any update"
+    assert found == pytest.approx(expected, abs=5e-3), "its step sizes are per column shard, so nearly the same"
+
+
+def test_several_ids_per_feature_are_pooled_alike(pair: Path) -> None:
+    expected = single(PLANS["table_wise"] | {"data.ids_per_feature": 3, "model.pooling": "mean"})
+    assert result(pair, "row_wise-several")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
+
+
+def test_the_cross_network_reads_the_features_in_order_under_a_mixed_plan(pair: Path) -> None:
+    expected = single(PLANS["table_wise"] | {"model.interaction": "dcn", "optim.sparse.optimizer": "sgd"})
+    assert result(pair, "dcn-mixed")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("fp16", "fp16"), ("bf16", "bf16"), ("int8", "bf16"), ("fp32", "bf16")]
+)
+def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, backward: str, pair: Path) -> None:
+    found = result(pair, f"wire-{forward}-{backward}")["losses"]
+    full = result(pair, "table_wise-rowwise_adagrad")["losses"]
+    assert found != full, "the option does not reach the all-to-all"
+    assert (found[0] == full[0]) == (forward == "fp32"), "the first loss is changed by the forward precision alone"
+    assert found == pytest.approx(full, abs=2e-2)
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_tables_go_where_the_type_allows(plan: str, pair: Path) -> None:
+    assert [t.sharding for t in result(pair, f"{plan}-sgd")["plan"]] == [plan] * 3
+
+
+def test_each_table_goes_where_its_own_list_says(pair: Path) -> None:
+    described = result(pair, "mixed-sgd")["plan"]
+    assert [t.table for t in described] == list(TABLES), "in canonical order"
+    assert [t.sharding for t in described] == ["row_wise", "column_wise", "data_parallel"]
+
+
+def test_the_bytes_of_the_plan_add_up_to_the_tables(pair: Path) -> None:
+    for plan in PLANS:
+        for described, rows in zip(result(pair, f"{plan}-sgd")["plan"], ROWS, strict=True):
+            size, held = rows * DIM * 4, described.bytes_per_rank
+            assert (described.rows, described.dim) == (rows, DIM)
+            if described.sharding == "data_parallel":
+                assert held == {0: size, 1: size}, "every process holds a copy"
+            else:
+                assert sum(held.values()) == size, f"{described.table} {described.sharding}"
+            if described.sharding == "column_wise":
+                assert held == {0: size // 2, 1: size // 2}, "two shards of half the columns"
+            if described.sharding == "row_wise":
+                assert held == {0: (rows + 1) // 2 * DIM * 4, 1: rows // 2 * DIM * 4}, "half the rows each"
+
+
+def test_table_wise_tables_are_spread_over_the_processes(pair: Path) -> None:
+    described = result(pair, "table_wise-sgd")["plan"]
+    assert {rank for t in described for rank in t.bytes_per_rank} == {0, 1}, "one process has no table"
+
+
+@pytest.mark.parametrize("columns", [4, 8])
+def test_column_wise_shards_have_the_smallest_width_allowed(columns: int) -> None:
+    wide = {"model.embedding_dim": 16, "model.dense_arch": [16]}
+    config = tiny(wide | {"sharding.types": ["column_wise"], "sharding.min_columns": columns})
+    with alone(config) as runtime:
+        plan = build_job(config, runtime).plan
+    (module_plan,) = plan.plan.values()
+    widths = {shard.shard_sizes[1] for p in module_plan.values() for shard in p.sharding_spec.shards}
+    assert min(widths) == columns
+
+
+def test_column_wise_alone_is_refused_where_the_table_is_too_narrow() -> None:
+    config = tiny({"sharding.types": ["column_wise"]})
+    with (
+        pytest.raises(UserError, match=r"embedding_dim is 8 .*at least 128.*--sharding\.min-columns"),
+        alone(config) as runtime,
+    ):
+        build_job(config, runtime)
+
+
+def test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help() -> None:
+    config = tiny({"sharding.hbm_cap_gib": 1e-6})
+    with pytest.raises(UserError) as caught, alone(config) as runtime:
+        build_job(config, runtime)
+    for part in ("no sharding plan fits 1 processes", "sharding.hbm_cap_gib", "--model.num-embeddings-cap"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_reserved_share_of_the_memory_counts() -> None:
+    rows = {"model.num_embeddings": 100_000, "sharding.hbm_cap_gib": 0.03}
+    with alone(config := tiny(rows | {"sharding.reserve_fraction": 0.0})) as runtime:
+        build_job(config, runtime)
+    config = tiny(rows | {"sharding.reserve_fraction": 0.9})
+    with pytest.raises(UserError, match="90% reserved"), alone(config) as runtime:
+        build_job(config, runtime)
+
+
+def test_kernels_that_fit_no_allowed_type_are_told() -> None:
+    config = tiny({"sharding.types": ["data_parallel"], "sharding.kernels": ["fused"]})
+    with pytest.raises(UserError, match=r"sharding\.kernels fused; legal on CPU"), alone(config) as runtime:
+        build_job(config, runtime)
+
+
+def test_a_batch_that_does_not_divide_is_told_before_anything_is_built() -> None:
+    config = tiny({"train.batch_size": 33})
+    with alone(config) as runtime:
+        runtime.world_size = 2
+        with pytest.raises(UserError, match=r"train\.batch_size is 33, which 2 processes cannot share"):
+            build_job(config, runtime)

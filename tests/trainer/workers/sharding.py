@@ -1,0 +1,50 @@
+"""Run by torch.distributed.run: every plan's tables, losses and weights. Writes <results>/<name>.pt on rank 0."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_jobs import PLANS, full_weights, steps, tiny
+
+from trainer.job import build_job
+from trainer.planner import describe_plan
+from trainer.runtime import Runtime, running
+
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
+WIRES = {"fp16": "fp16", "bf16": "bf16", "int8": "bf16", "fp32": "bf16"}  # forward -> backward
+
+
+def record(name: str, changes: dict[str, Any], runtime: Runtime, results: Path) -> None:
+    """Build a job, train six steps, keep what it was and became."""
+    config = tiny(changes)
+    job = build_job(config, runtime)
+    plan = describe_plan(job.plan, config)
+    start = full_weights(job)
+    losses = steps(job, 6)
+    end = full_weights(job)
+    if runtime.is_main:
+        torch.save({"plan": plan, "start": start, "losses": losses, "end": end}, results / f"{name}.pt")
+
+
+def main() -> None:
+    """All scenarios, one after another in one job."""
+    results = Path(sys.argv[1])
+    with running(tiny().train, dict(os.environ)) as runtime:
+        for plan, changes in PLANS.items():
+            for optimizer in OPTIMIZERS:
+                record(f"{plan}-{optimizer}", changes | {"optim.sparse.optimizer": optimizer}, runtime, results)
+        for forward, backward in WIRES.items():
+            wire = {"sharding.forward_precision": forward, "sharding.backward_precision": backward}
+            record(f"wire-{forward}-{backward}", PLANS["table_wise"] | wire, runtime, results)
+        several_ids = {"data.ids_per_feature": 3, "model.pooling": "mean"}
+        record("row_wise-several", PLANS["row_wise"] | several_ids, runtime, results)
+        cross = {"model.interaction": "dcn", "optim.sparse.optimizer": "sgd"}
+        record("dcn-mixed", PLANS["mixed"] | cross, runtime, results)
+
+
+if __name__ == "__main__":
+    main()
