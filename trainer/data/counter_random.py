@@ -26,7 +26,7 @@ def sample_keys(seed: int, stream: int, num_streams: int, start: int, count: int
 
 def seed_word(seed: int) -> int:
     """A place among all 64-bit numbers, so far from those of other seeds that their samples never meet."""
-    return int(_mix64(torch.tensor([seed + 1], dtype=torch.int64)))
+    return int(_mix64(torch.tensor([(seed + 1) % 2**63], dtype=torch.int64)))
 
 
 def column_salts(num_columns: int, device: torch.device) -> Tensor:

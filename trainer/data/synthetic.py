@@ -43,7 +43,7 @@ class PlantedModel:
     @staticmethod
     def draw(config: TrainConfig) -> PlantedModel:
         """The weights that `data.seed` stands for, on the CPU, so that every device gets the same ones; bias 0."""
-        generator = torch.Generator().manual_seed(config.data.seed)
+        generator = torch.Generator().manual_seed(config.data.seed % 2**63)
         num_dense, num_sparse = len(config.data.dense_features), len(config.data.sparse_features)
         rows = [min(r, WEIGHT_ROWS) for r in config.rows_per_table]
         id_std = ID_STD * math.sqrt(REFERENCE_SPARSE / num_sparse)

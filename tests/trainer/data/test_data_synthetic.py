@@ -69,6 +69,11 @@ def test_the_columns_of_random_words_are_uniform_and_uncorrelated() -> None:
     assert correlation.abs().max() < 6 / math.sqrt(100_000), "six standard deviations"
 
 
+def test_a_seed_may_be_any_number_from_0_on() -> None:
+    batches = [synthetic(seed=seed).read(0, 100) for seed in (0, 2**62, 2**80 + 7)]
+    assert len({float(batch.dense_BD.sum()) for batch in batches}) == 3
+
+
 def test_dense_values_are_uniform_between_0_and_1() -> None:
     dense_BD = synthetic().read(0, MANY).dense_BD
     assert dense_BD.min() >= 0
