@@ -42,7 +42,7 @@ class DenseColumn(Section):
     )
     mean: float = Field(0.0, description="subtracted when transform is standardize")
     std: float = Field(1.0, gt=0, description="divided by when transform is standardize")
-    fill: float | None = Field(None, description="value for nulls; without it a null is an error")
+    fill: float | None = Field(None, description="value for nulls and NaN, before the transform; without it an error")
 
 
 class SparseColumn(Section):

@@ -16,11 +16,17 @@ _MIX32 = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))  # lowbias32 by Chris Well
 
 
 def sample_keys(seed: int, stream: int, num_streams: int, start: int, count: int, device: torch.device) -> Tensor:
-    """One 64-bit key per sample, (B,) int64; a one-to-one map: samples and streams of one seed never share a key."""
-    keys_B = torch.arange(start, start + count, dtype=torch.int64, device=device)
-    keys_B.mul_(num_streams).add_(stream)
-    seed_word = _mix64(torch.tensor([seed + 1], dtype=torch.int64)).item()
-    return _mix64(_mix64(keys_B).add_(seed_word))
+    """One 64-bit key per sample, (B,) int64; a one-to-one map: samples and streams of one seed never share a key.
+
+    `seed` is a word from `seed_word`.
+    """
+    first, end = (index * num_streams + stream for index in (start, start + count))
+    return _mix64(torch.arange(first, end, num_streams, dtype=torch.int64, device=device).add_(seed))
+
+
+def seed_word(seed: int) -> int:
+    """A place among all 64-bit numbers, so far from those of other seeds that their samples never meet."""
+    return int(_mix64(torch.tensor([(seed + 1) % 2**63], dtype=torch.int64)))
 
 
 def column_salts(num_columns: int, device: torch.device) -> Tensor:

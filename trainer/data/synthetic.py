@@ -14,7 +14,7 @@ from torch import Tensor
 from trainer.config import TrainConfig
 from trainer.data.auc import area_under_curve
 from trainer.data.base import Batch, SourceContext, Split, jagged_batch, one_id_batch
-from trainer.data.counter_random import UNIT, column_salts, random_words, sample_keys
+from trainer.data.counter_random import UNIT, column_salts, random_words, sample_keys, seed_word
 
 # Reference model: 13 dense and 26 sparse features; other numbers of features keep the variance of the logit.
 ID_STD, FACTOR_STD, DENSE_STD, FACTOR_GAIN, RANK = 0.35, 0.35, 0.2, 2.0, 4
@@ -43,7 +43,7 @@ class PlantedModel:
     @staticmethod
     def draw(config: TrainConfig) -> PlantedModel:
         """The weights that `data.seed` stands for, on the CPU, so that every device gets the same ones; bias 0."""
-        generator = torch.Generator().manual_seed(config.data.seed)
+        generator = torch.Generator().manual_seed(config.data.seed % 2**63)
         num_dense, num_sparse = len(config.data.dense_features), len(config.data.sparse_features)
         rows = [min(r, WEIGHT_ROWS) for r in config.rows_per_table]
         id_std = ID_STD * math.sqrt(REFERENCE_SPARSE / num_sparse)
@@ -64,15 +64,13 @@ class PlantedModel:
         """True logits z, (B,) float32."""
         num_ids, num_samples = ids_FNB.shape[1:]
         slots_FNB = ids_FNB & (WEIGHT_ROWS - 1)
-        pairs_B = torch.zeros(num_samples, device=dense_BD.device)
+        logits_B = torch.full((num_samples,), self.bias, device=dense_BD.device).addmv_(dense_BD, self.dense_D)
         for f in range(0, len(self.factors), 2):
             left_BK, right_BK = (_rows_sum(self.factors[g], slots_FNB[g]) for g in (f, f + 1))
-            pairs_B.add_(left_BK.mul_(right_BK).sum(1))
-        slots_FNB.add_(self.offsets_F11)
-        weights = self.ids_R.index_select(0, slots_FNB.view(-1)).view(-1, num_samples)
-        logits_B = torch.addmv(torch.full_like(pairs_B, self.bias), dense_BD, self.dense_D)
-        logits_B.add_(weights.sum(0), alpha=num_ids**-0.5)
-        return logits_B.add_(pairs_B, alpha=FACTOR_GAIN / num_ids)
+            logits_B.add_(left_BK.mul_(right_BK).sum(1), alpha=FACTOR_GAIN / num_ids)
+        cells = slots_FNB.add_(self.offsets_F11).view(-1)
+        weights = self.ids_R.index_select(0, cells).view(-1, num_samples)
+        return logits_B.add_(weights.sum(0), alpha=num_ids**-0.5)
 
 
 class SyntheticSource:
@@ -88,13 +86,14 @@ class SyntheticSource:
     def __init__(self, context: SourceContext) -> None:
         config = context.config
         self._device = context.device
-        self._seed, self._split = config.data.seed, context.split
+        self._seed, self._stream = seed_word(config.data.seed), STREAMS[context.split]
         self._features = config.data.sparse_features
         self._num_dense, self._num_ids = len(config.data.dense_features), config.data.ids_per_feature
         num_columns = self._num_dense + 1 + len(self._features) * self._num_ids
         self._salts_C1 = column_salts(num_columns, self._device)
-        log_rows = torch.tensor(config.rows_per_table, dtype=torch.float64).add_(1).log_()
-        self._log_rows_F11 = log_rows[:, None, None].to(self._device)
+        log_rows_F11 = torch.tensor(config.rows_per_table, dtype=torch.float64).add_(1).log2_()[:, None, None]
+        self._log_rows_F11 = (log_rows_F11 * UNIT).to(self._device)  # per unit of a random word
+        self._half_log_rows_F11 = (log_rows_F11 * (0.5 + UNIT / 2)).to(self._device)
         self._model = PlantedModel.draw(config).to(self._device, bias=0.0)
         self._model = self._model.to(self._device, bias=MEAN_LOGIT - self._mean_probe_logit())
 
@@ -117,8 +116,8 @@ class SyntheticSource:
     def _samples(self, position: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Dense values (B, D), ids (F, N, B), labels and true logits (B,), in pieces that fit the cache of a CPU."""
         chunk = CHUNK if self._device.type == "cpu" else count
-        stream, end = STREAMS[self._split], position + count
-        pieces = [self._piece(stream, start, min(chunk, end - start)) for start in range(position, end, chunk)]
+        end = position + count
+        pieces = [self._piece(self._stream, start, min(chunk, end - start)) for start in range(position, end, chunk)]
         if len(pieces) == 1:
             return pieces[0]
         dense, ids, labels, logits = zip(*pieces, strict=True)
@@ -128,10 +127,10 @@ class SyntheticSource:
         keys_B = sample_keys(self._seed, stream, len(STREAMS), position, count, self._device)
         words_CB = random_words(keys_B, self._salts_C1)
         coins_and_dense = words_CB[: 1 + self._num_dense].to(torch.float32).mul_(UNIT).add_(0.5)
-        powers = words_CB[1 + self._num_dense :].to(torch.float64).view(len(self._features), self._num_ids, count)
-        # (R + 1)^u in float64: u lies at least 2^-33 below 1, so an id never reaches R.
-        powers.mul_(UNIT).add_(0.5 + UNIT / 2).mul_(self._log_rows_F11).exp_().sub_(1)
-        ids_FNB = powers.to(torch.int64)
+        words_FNB = words_CB[1 + self._num_dense :].view(len(self._features), self._num_ids, count)
+        # (R + 1)^u in float64 with u at least 2^-33 below 1, so that an id never reaches R.
+        powers_FNB = torch.mul(words_FNB, self._log_rows_F11).add_(self._half_log_rows_F11).exp2_()
+        ids_FNB = powers_FNB.sub_(1).to(torch.int64)
         dense_BD = coins_and_dense[1:].t().contiguous()
         logits_B = self._model.logits(dense_BD, ids_FNB)
         labels_B = (coins_and_dense[0] < logits_B.sigmoid()).to(torch.float32)

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 from trainer.data import KnowsBestAuc, SourceContext
 from trainer.data.auc import area_under_curve
 from trainer.data.base import Split
-from trainer.data.counter_random import column_salts, random_words, sample_keys
+from trainer.data.counter_random import column_salts, random_words, sample_keys, seed_word
 from trainer.data.synthetic import MEAN_LOGIT, WEIGHT_ROWS, PlantedModel, SyntheticSource
 
 MANY = 65_536
@@ -27,7 +27,7 @@ def synthetic(
 
 
 def reference_key(seed: int, counter: int) -> int:
-    return mix64(mix64(counter) + mix64(seed + 1))
+    return mix64(counter + mix64(seed + 1) & LOW64)
 
 
 def mix64(value: int) -> int:
@@ -51,22 +51,27 @@ def reference_word(seed: int, stream: int, index: int, column: int) -> int:
 
 @pytest.mark.parametrize(("seed", "stream", "start"), [(0, 0, 0), (1, 1, 12_345), (7, 2, 2**40)])
 def test_random_words_are_those_of_the_published_mixers(seed: int, stream: int, start: int) -> None:
-    words_CB = random_words(sample_keys(seed, stream, 3, start, 50, CPU), column_salts(9, CPU))
+    words_CB = random_words(sample_keys(seed_word(seed), stream, 3, start, 50, CPU), column_salts(9, CPU))
     expected = [[reference_word(seed, stream, start + i, c) for i in range(50)] for c in range(9)]
     assert [[word & LOW32 for word in row] for row in words_CB.tolist()] == expected
 
 
 def test_the_streams_of_a_seed_share_no_key() -> None:
-    keys = torch.cat([sample_keys(5, stream, 3, 0, 10_000, CPU) for stream in range(3)])
+    keys = torch.cat([sample_keys(seed_word(5), stream, 3, 0, 10_000, CPU) for stream in range(3)])
     assert len(set(keys.tolist())) == 30_000
 
 
 def test_the_columns_of_random_words_are_uniform_and_uncorrelated() -> None:
-    words_CB = random_words(sample_keys(1, 0, 3, 0, 100_000, CPU), column_salts(40, CPU))
+    words_CB = random_words(sample_keys(seed_word(1), 0, 3, 0, 100_000, CPU), column_salts(40, CPU))
     uniform_CB = words_CB.double() / 2**32 + 0.5
     assert torch.allclose(uniform_CB.mean(1), torch.tensor(0.5).double(), atol=5 * math.sqrt(1 / 12 / 100_000))
     correlation = torch.corrcoef(uniform_CB) - torch.eye(40).double()
     assert correlation.abs().max() < 6 / math.sqrt(100_000), "six standard deviations"
+
+
+def test_a_seed_may_be_any_number_from_0_on() -> None:
+    batches = [synthetic(seed=seed).read(0, 100) for seed in (0, 2**62, 2**80 + 7)]
+    assert len({float(batch.dense_BD.sum()) for batch in batches}) == 3
 
 
 def test_dense_values_are_uniform_between_0_and_1() -> None:
