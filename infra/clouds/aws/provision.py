@@ -107,7 +107,7 @@ def autoscaler(cluster: str, region: str) -> ChartRequest:
 
 def _registry_login(region: str, registry: ImageRegistry) -> pulumi.Output[str]:
     token = f"aws ecr get-login-password --region {region}"
-    return pulumi.Output.concat(token, " | docker login --username AWS --password-stdin ", registry.facts.server)
+    return pulumi.Output.concat(token, " | docker login --username AWS --password-stdin ", registry.server)
 
 
 def _say_who_can_reach_it(settings: Settings) -> None:

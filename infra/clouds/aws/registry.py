@@ -17,9 +17,11 @@ class ImageRegistry(pulumi.ComponentResource):
     """One ECR repository: tags that cannot be moved, a scan of every push, old images dropped.
 
     It is emptied on destroy: an image is built again from the sources, a repository with images is not deleted.
+    `facts` are for the contract, `server` is the host in front of the repository's path.
     """
 
     facts: Registry
+    server: pulumi.Output[str]
 
     def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("torchrec-cloud:aws:Registry", name, None, opts)
@@ -38,18 +40,14 @@ class ImageRegistry(pulumi.ComponentResource):
         token = aws.ecr.get_authorization_token_output(
             registry_id=repository.registry_id, opts=pulumi.InvokeOutputOptions(parent=self)
         )
+        self.server = repository.repository_url.apply(lambda url: url.partition("/")[0])
         self.facts = Registry(
             repository=repository.repository_url,
-            server=repository.repository_url.apply(_server),
+            server=self.server,
             username=token.user_name,
             password=pulumi.Output.secret(token.password),
         )
         self.register_outputs({"repository": repository.repository_url})
-
-
-def _server(repository_url: str) -> str:
-    """The host in front of a repository's path."""
-    return repository_url.partition("/")[0]
 
 
 def _lifecycle() -> str:

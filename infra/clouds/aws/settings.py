@@ -11,7 +11,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from infra import catalog, checks
 from infra.cost import CostLine
@@ -32,11 +32,15 @@ NUM_SUBNET_BLOCKS = 8
 #: https://docs.aws.amazon.com/eks/latest/best-practices/vpc-cni.html
 ADDRESSES_PER_NODE = 100
 
+_WIDEST_VPC = 16
+_PRIVATE = tuple(IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _HOURS_PER_MONTH = 730
 _LETTERS = "abcdef"
 #: Regions of the commercial and the GovCloud partition; China has another account, other principals and no EFA type.
 _REGION = r"^(us|eu|ap|ca|sa|me|af|il|mx)(-gov)?-[a-z]+-\d$"
 
+#: YAML reads an unquoted 1.35 as a number.
+KubernetesVersion = Annotated[Literal["1.34", "1.35", "1.36"], BeforeValidator(str)]
 PrincipalArn = Annotated[
     str,
     Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/.+$", examples=["arn:aws:iam::123456789012:role/admin"]),
@@ -84,7 +88,7 @@ class KubernetesCluster(Section):
     `admin_role_arns` are further principals with administrator rights; whoever creates the cluster has them anyway.
     """
 
-    kubernetes_version: Literal["1.34", "1.35", "1.36"] = "1.35"
+    kubernetes_version: KubernetesVersion = "1.35"
     support: Literal["standard", "extended"] = "standard"
     admin_role_arns: tuple[PrincipalArn, ...] = ()
 
@@ -141,18 +145,25 @@ class Settings(ManagedStackSettings):
     @property
     def num_efa_interfaces(self) -> int:
         """Network cards of one GPU node that speak EFA; 0 where the type has none or is not known."""
-        rows = [row for row in catalog.instances(self.cloud) if row.name == self.gpu.instance_type]
-        return rows[0].num_network_cards if rows and rows[0].fabric == "EFA" else 0
+        row = self._instance
+        return row.num_network_cards if row and row.fabric == "EFA" else 0
+
+    @property
+    def _instance(self) -> catalog.InstanceType | None:
+        """The GPU nodes' row of the catalog, None where it has none, which `problems` tells."""
+        rows = catalog.instances(self.cloud)
+        return next((row for row in rows if row.name == self.gpu.instance_type), None)
 
     def problems(self) -> Iterable[Problem]:
         """Mistakes across sections."""
         yield from super().problems()
         yield from self._zone_problems()
         yield from self._address_problems()
+        yield from self._access_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, _prices()["system_nodes"])
         yield from _lustre_problems(self.storage.size_gib)
         yield from self._name_problems()
-        if self.gpu.capacity == "capacity_block" and not self.num_efa_interfaces:
+        if self.gpu.capacity == "capacity_block" and self._instance and not self.num_efa_interfaces:
             legal = "on_demand | spot | reservation, or a type with EFA"
             wrong = f"capacity blocks are not sold for {self.gpu.instance_type}"
             yield Problem("gpu.capacity", wrong, legal, mend("gpu.capacity", "on_demand"), self.gpu.capacity)
@@ -167,37 +178,49 @@ class Settings(ManagedStackSettings):
             if zone in zones[:index]:
                 yield Problem(key, "named twice", "each zone once", unset(key), zone)
         if len(zones) == 1:
-            other = next(letter for letter in _LETTERS if f"{self.region}{letter}" != zones[0])
-            command = mend("network.zones[1]", f"{self.region}{other}")
+            command = mend("network.zones[1]", f"{self.region}{'a' if zones[0] == f'{self.region}b' else 'b'}")
             yield Problem("network.zones", "one zone; the control plane needs two", "2 to 6 zones", command, zones)
         if len(zones) > NUM_SUBNET_BLOCKS - 2:
             command = unset(f"network.zones[{len(zones) - 1}]")
             yield Problem("network.zones", f"{len(zones)} zones", "2 to 6 zones", command, zones)
         if self.gpu_zone not in self.zones:
-            yield from checks.one_of("gpu.zone", self.gpu_zone, self.zones)
+            yield from checks.one_of("gpu.zone", self.gpu_zone, set(self.zones))
 
     def _address_problems(self) -> Iterable[Problem]:
         """Ranges that AWS takes, apart from each other, and wide enough for the nodes."""
         vpc, services = IPv4Network(self.network.cidr), IPv4Network(self.network.services_cidr)
         yield from checks.disjoint({"network.cidr": str(vpc), "network.services_cidr": str(services)})
-        if not 16 <= vpc.prefixlen <= 28:
-            command = mend("network.cidr", f"{vpc.network_address}/16")
+        if not _WIDEST_VPC <= vpc.prefixlen <= 28:
+            command = mend("network.cidr", f"{vpc.network_address}/{_WIDEST_VPC}")
             yield Problem("network.cidr", "a size that a VPC cannot have", "/16 to /28", command, str(vpc))
             return
-        if not (12 <= services.prefixlen <= 24 and services.is_private):
+        if not (12 <= services.prefixlen <= 24 and _is_private(services)):
             key, legal = "network.services_cidr", "a private range of /12 to /24"
             yield Problem(key, "a range that EKS refuses", legal, mend(key, "172.20.0.0/16"), str(services))
-        needed = self.gpu.nodes.max * ADDRESSES_PER_NODE
-        needed += self.system.num_nodes * ADDRESSES_PER_NODE
+        yield from self._room_problems(vpc)
+
+    def _access_problems(self) -> Iterable[Problem]:
+        """Who may reach the Kubernetes API from outside."""
+        for index, cidr in enumerate(self.network.authorized_cidrs):
+            if _is_private(IPv4Network(cidr)):
+                key, legal = f"network.authorized_cidrs[{index}]", "a public range; the VPC reaches the API anyway"
+                yield Problem(key, "a private range, which EKS refuses", legal, unset(key), cidr)
+
+    def _room_problems(self, vpc: IPv4Network) -> Iterable[Problem]:
+        """One zone's subnet must hold all GPU nodes, and may have to hold all system nodes."""
+        needed = (self.gpu.nodes.max + self.system.num_nodes) * ADDRESSES_PER_NODE
         usable = vpc.num_addresses // NUM_SUBNET_BLOCKS - 5
-        if usable < needed:
-            prefix = 32 - (needed + 4).bit_length() - (NUM_SUBNET_BLOCKS - 1).bit_length()
-            wrong = f"{usable} usable addresses in each zone's subnet, {needed} needed for the nodes and their pods"
-            most = (2**16 // NUM_SUBNET_BLOCKS - 5) // ADDRESSES_PER_NODE - self.system.num_nodes
-            fewer = Problem("gpu.nodes.max", wrong, f"at most {most}", mend("gpu.nodes.max", most), self.gpu.nodes.max)
-            wider = IPv4Network((int(vpc.network_address), max(prefix, 16)), strict=False)
-            command = mend("network.cidr", wider)
-            yield fewer if prefix < 16 else Problem("network.cidr", wrong, f"/{prefix} or wider", command, str(vpc))
+        if usable >= needed:
+            return
+        wrong = f"{usable} usable addresses in each zone's subnet, {needed} needed for the nodes and their pods"
+        prefix = 32 - (needed + 4).bit_length() - (NUM_SUBNET_BLOCKS - 1).bit_length()
+        if prefix >= _WIDEST_VPC:
+            wider = IPv4Network((int(vpc.network_address), prefix), strict=False)
+            yield Problem("network.cidr", wrong, f"/{prefix} or wider", mend("network.cidr", wider), str(vpc))
+            return
+        most = (2 ** (32 - _WIDEST_VPC) // NUM_SUBNET_BLOCKS - 5) // ADDRESSES_PER_NODE - self.system.num_nodes
+        key = "gpu.nodes.max"
+        yield Problem(key, wrong, f"at most {most}, in a /{_WIDEST_VPC}", mend(key, most), self.gpu.nodes.max)
 
     def _name_problems(self) -> Iterable[Problem]:
         """Names and tags that AWS refuses."""
@@ -238,6 +261,10 @@ def _lustre_problems(size_gib: int) -> Iterable[Problem]:
         return []
     nearest = 1200 if size_gib < 1200 else -(-size_gib // 2400) * 2400
     return checks.size_step("storage.size_gib", size_gib, "1200, 2400 or a multiple of 2400", nearest)
+
+
+def _is_private(network: IPv4Network) -> bool:
+    return any(network.subnet_of(private) for private in _PRIVATE)
 
 
 def _hourly(usd_per_month: float) -> float:
