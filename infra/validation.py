@@ -107,6 +107,8 @@ class _Teller:
         info = _field(self.model, item["loc"])
         if item["type"] == "missing":
             return _missing(key, info)
+        if item["type"] == "tuple_type":
+            return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", unset(key), item["input"])]
         example = _example(info) if info else "<value>"
         legal, value = _legal(item, example)
         wrong = item["msg"].removeprefix("Value error, ")

@@ -1,0 +1,230 @@
+"""The EKS control plane with its key, its add-ons and the autoscaler's rights, and the Kubernetes provider."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import pulumi
+import pulumi_aws as aws
+import pulumi_eks as eks
+import pulumi_kubernetes as k8s
+
+from infra.clouds.aws.identity import NODES, PODS, ServiceRole, Statement, managed_policy
+from infra.clouds.aws.network import Network
+from infra.clouds.aws.nodes import GpuNodes, Membership, SystemNodes
+from infra.clouds.aws.settings import Settings
+
+#: The service account of the autoscaler, in kube-system.
+AUTOSCALER_ACCOUNT = "cluster-autoscaler"
+
+_LOG_TYPES = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
+
+
+def cluster_name(project: str, name: str) -> str:
+    """The cluster's name, known beforehand: its log groups and the autoscaler's rights are spelled with it."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", f"{project}-{name}")[:100]
+
+
+class Cluster(pulumi.ComponentResource):
+    """Control plane, system nodes with the network add-ons, GPU nodes, autoscaler's rights, provider.
+
+    `name` is the cluster's name as an output: who uses it waits for the control plane. `eks_name` is the same as text.
+    `ready` are the resources without which no pod of ours can be scheduled.
+    """
+
+    eks_name: str
+    name: pulumi.Output[str]
+    kubeconfig: pulumi.Output[str]
+    provider: k8s.Provider
+    key: aws.kms.Key
+    security_group_id: pulumi.Output[str]
+    gpu_nodes: GpuNodes
+    ready: Sequence[pulumi.Resource]
+
+    def __init__(
+        self, name: str, settings: Settings, network: Network, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("torchrec-cloud:aws:Cluster", name, None, opts)
+        self._name, self._settings, self._tags = name, settings, settings.labels
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.eks_name = cluster_name(settings.project, name.removesuffix("-cluster"))
+        self.key = self._key()
+        plane = self._control_plane(network)
+        self.security_group_id = plane.cluster_security_group_id
+        self.name = self.security_group_id.apply(lambda _: self.eks_name)
+        self.kubeconfig = pulumi.Output.secret(plane.kubeconfig_json)
+        self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=self._child)
+
+        member = self._membership(network)
+        system = SystemNodes(f"{name}-system", settings, network, member, self._child)
+        self.gpu_nodes = GpuNodes(f"{name}-gpu", settings, network, member, self._child)
+        dns = self.addon(f"{name}-coredns", "coredns", self, after=[system])
+        self.ready = (*member.before, system, dns, self._autoscaler_identity())
+        self.register_outputs({"name": self.name, "kubeconfig": self.kubeconfig})
+
+    def addon(
+        self,
+        name: str,
+        addon: str,
+        parent: pulumi.Resource,
+        *,
+        after: Sequence[pulumi.Resource] = (),
+        identity: tuple[str, ServiceRole] | None = None,
+        configuration: Mapping[str, object] | None = None,
+    ) -> aws.eks.Addon:
+        """An EKS add-on in the version that EKS recommends for the cluster's Kubernetes.
+
+        `identity` is the service account that needs rights, with its role; both reach the pods through Pod Identity.
+        """
+        account, role = identity or ("", None)
+        association = (
+            [aws.eks.AddonPodIdentityAssociationArgs(service_account=account, role_arn=role.arn)] if role else None
+        )
+        return aws.eks.Addon(
+            name,
+            cluster_name=self.name,
+            addon_name=addon,
+            pod_identity_associations=association,
+            configuration_values=json.dumps(configuration, sort_keys=True) if configuration else None,
+            resolve_conflicts_on_create="OVERWRITE",
+            resolve_conflicts_on_update="OVERWRITE",
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=parent, depends_on=[*after, *([role] if role else [])]),
+        )
+
+    def pod_role(
+        self,
+        name: str,
+        parent: pulumi.Resource,
+        *,
+        managed: Sequence[str] = (),
+        statements: Sequence[Statement] = (),
+    ) -> ServiceRole:
+        """A role for pods; `managed` are names of AWS's own policies."""
+        arns = [managed_policy(self._settings.partition, item) for item in managed]
+        opts = pulumi.ResourceOptions(parent=parent)
+        return ServiceRole(name, PODS, self._tags, opts, managed=arns, statements=statements)
+
+    def _key(self) -> aws.kms.Key:
+        """One key for the cluster's secrets and the file system, both gone with the stack.
+
+        Its policy is AWS's default: the account, and through IAM whoever the account allows. The bucket does not use
+        it: checkpoints that outlive the stack must not need a key that went with it.
+        """
+        key = aws.kms.Key(
+            f"{self._name}-key",
+            description=f"Kubernetes secrets and shared storage of {self.eks_name}",
+            enable_key_rotation=True,
+            deletion_window_in_days=7,
+            tags=self._tags,
+            opts=self._child,
+        )
+        aws.kms.Alias(f"{self._name}-alias", name=f"alias/{self.eks_name}", target_key_id=key.key_id, opts=self._child)
+        return key
+
+    def _control_plane(self, network: Network) -> eks.Cluster:
+        """The control plane in the private subnets; public only for the ranges that were authorised."""
+        wanted = self._settings.cluster
+        # EKS would make this group itself, keep its logs for ever and leave it behind.
+        logs = aws.cloudwatch.LogGroup(
+            f"{self._name}-logs",
+            name=f"/aws/eks/{self.eks_name}/cluster",
+            retention_in_days=self._settings.monitoring.log_retention_days,
+            tags=self._tags,
+            opts=self._child,
+        )
+        authorized = list(self._settings.network.authorized_cidrs)
+        return eks.Cluster(
+            f"{self._name}-eks",
+            name=self.eks_name,
+            version=wanted.kubernetes_version,
+            vpc_id=network.vpc.id,
+            private_subnet_ids=[subnet.id for subnet in network.private_subnets.values()],
+            kubernetes_service_ip_address_range=self._settings.network.services_cidr,
+            endpoint_private_access=True,
+            endpoint_public_access=bool(authorized),
+            public_access_cidrs=authorized or None,
+            authentication_mode=eks.AuthenticationMode.API,
+            access_entries=_admins(wanted.admin_role_arns, self._settings.partition),
+            encryption_config_key_arn=self.key.arn,
+            enabled_cluster_log_types=_LOG_TYPES,
+            upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type=wanted.support.upper()),
+            deletion_protection=False,
+            # Add-ons and nodes are ours, in our order: the network's before the first node, gone after the last.
+            bootstrap_self_managed_addons=False,
+            use_default_vpc_cni=True,
+            coredns_addon_options=eks.CoreDnsAddonOptionsArgs(enabled=False),
+            kube_proxy_addon_options=eks.KubeProxyAddonOptionsArgs(enabled=False),
+            create_oidc_provider=False,
+            skip_default_node_group=True,
+            skip_default_security_groups=True,
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[logs]),
+        )
+
+    def _network_addons(self) -> list[aws.eks.Addon]:
+        """What a node needs to become ready."""
+        role = self.pod_role(f"{self._name}-cni", self, managed=["AmazonEKS_CNI_Policy"])
+        return [
+            self.addon(f"{self._name}-vpc-cni", "vpc-cni", self, identity=("aws-node", role)),
+            self.addon(f"{self._name}-kube-proxy", "kube-proxy", self),
+            self.addon(f"{self._name}-pod-identity", "eks-pod-identity-agent", self),
+        ]
+
+    def _membership(self, network: Network) -> Membership:
+        """What nodes may do is little: join the cluster and pull images. Pods have roles of their own.
+
+        Nodes come after the network and its add-ons and go before them: an interface that is left without either
+        keeps its subnet from being deleted.
+        """
+        names = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
+        arns = [managed_policy(self._settings.partition, item) for item in names]
+        role = ServiceRole(f"{self._name}-nodes", NODES, self._tags, self._child, managed=arns)
+        before = [network, role, *self._network_addons()]
+        return Membership(self.name, self.security_group_id, role, before)
+
+    def _autoscaler_identity(self) -> aws.eks.PodIdentityAssociation:
+        """What the autoscaler may do: look at groups, and resize those of this cluster."""
+        partition, region = self._settings.partition, self._settings.region
+        groups = f"arn:{partition}:autoscaling:{region}:*:autoScalingGroup:*:autoScalingGroupName/*"
+        own = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{self.eks_name}": "owned"}}
+        looks = [
+            "autoscaling:DescribeAutoScalingGroups",
+            "autoscaling:DescribeAutoScalingInstances",
+            "autoscaling:DescribeLaunchConfigurations",
+            "autoscaling:DescribeScalingActivities",
+            "ec2:DescribeImages",
+            "ec2:DescribeInstanceTypes",
+            "ec2:DescribeLaunchTemplateVersions",
+            "ec2:GetInstanceTypesFromInstanceRequirements",
+        ]
+        resizes = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+        statements = [
+            Statement(looks, ["*"]),
+            Statement(["eks:DescribeNodegroup"], [f"arn:{partition}:eks:{region}:*:nodegroup/{self.eks_name}/*"]),
+            Statement(resizes, [groups], condition=own),
+        ]
+        role = self.pod_role(f"{self._name}-autoscaler", self, statements=statements)
+        return aws.eks.PodIdentityAssociation(
+            f"{self._name}-autoscaler-identity",
+            cluster_name=self.name,
+            namespace="kube-system",
+            service_account=AUTOSCALER_ACCOUNT,
+            role_arn=role.arn,
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[role]),
+        )
+
+
+def _admins(arns: Sequence[str], partition: str) -> dict[str, eks.AccessEntryArgs] | None:
+    """Access entries of further administrators."""
+    policy_arn = f"arn:{partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+    everywhere = eks.AccessPolicyAssociationArgs(
+        policy_arn=policy_arn, access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster")
+    )
+    return {
+        f"admin-{index}": eks.AccessEntryArgs(principal_arn=arn, access_policies={"admin": everywhere})
+        for index, arn in enumerate(arns)
+    } or None

@@ -1,0 +1,82 @@
+"""Roles for services and pods: what they may do, written out action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pulumi
+import pulumi_aws as aws
+
+#: Who assumes the roles of nodes and, through EKS Pod Identity, of pods.
+NODES = "ec2.amazonaws.com"
+PODS = "pods.eks.amazonaws.com"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a policy. The SDK's own class for it refuses lists of actions when they are serialised."""
+
+    actions: Sequence[str]
+    resources: Sequence[pulumi.Input[str]] = ()
+    effect: Literal["Allow", "Deny"] = "Allow"
+    principal: str | Mapping[str, str] | None = None
+    condition: Mapping[str, Mapping[str, str]] | None = None
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The statement as a policy spells it."""
+        parts: dict[str, object] = {
+            "Effect": self.effect,
+            "Action": list(self.actions),
+            "Resource": list(self.resources),
+            "Principal": self.principal,
+            "Condition": self.condition,
+        }
+        return {key: value for key, value in parts.items() if value}
+
+
+def policy(statements: Sequence[Statement]) -> pulumi.Output[str]:
+    """A policy of these statements, as JSON."""
+    document = {"Version": "2012-10-17", "Statement": [item.document for item in statements]}
+    return pulumi.Output.json_dumps(document, sort_keys=True)
+
+
+class ServiceRole(pulumi.ComponentResource):
+    """A role that one AWS service assumes, with its rights as children.
+
+    Who depends on it depends on the rights too: the network add-on must keep them until the last node has given its
+    interfaces back, or they are left behind and hold the subnet.
+    """
+
+    arn: pulumi.Output[str]
+
+    def __init__(
+        self,
+        name: str,
+        service: str,
+        tags: Mapping[str, str],
+        opts: pulumi.ResourceOptions,
+        *,
+        managed: Sequence[str] = (),
+        statements: Sequence[Statement] = (),
+    ) -> None:
+        super().__init__("torchrec-cloud:aws:ServiceRole", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        actions = ["sts:AssumeRole"] + (["sts:TagSession"] if service == PODS else [])
+        trust = Statement(actions, principal={"Service": service})
+        role = aws.iam.Role(f"{name}-role", assume_role_policy=policy([trust]), tags=tags, opts=child)
+        for arn in managed:
+            attachment = f"{name}-{arn.rpartition('/')[2]}"
+            aws.iam.RolePolicyAttachment(attachment, role=role.name, policy_arn=arn, opts=child)
+        if statements:
+            aws.iam.RolePolicy(f"{name}-policy", role=role.name, policy=policy(statements), opts=child)
+        self.arn = role.arn
+        self.register_outputs({"arn": self.arn})
+
+
+def managed_policy(partition: str, name: str) -> str:
+    """The ARN of one of AWS's own policies; those for add-ons lie under a path of their own."""
+    path = "service-role/" if name in ("AmazonEBSCSIDriverPolicy",) else ""
+    return f"arn:{partition}:iam::aws:policy/{path}{name}"

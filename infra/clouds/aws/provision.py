@@ -1,0 +1,121 @@
+"""From the settings of a stack on AWS to the contract."""
+
+from __future__ import annotations
+
+import pulumi
+
+from infra import catalog
+from infra.addons.fabric import efa_device_plugin
+from infra.addons.gpu import device_plugin
+from infra.clouds.aws.cluster import AUTOSCALER_ACCOUNT
+from infra.clouds.aws.cluster import Cluster as EksCluster
+from infra.clouds.aws.monitoring import Monitoring
+from infra.clouds.aws.network import Network
+from infra.clouds.aws.nodes import HUGE_PAGES_PER_POD
+from infra.clouds.aws.registry import ImageRegistry
+from infra.clouds.aws.settings import Settings
+from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, TrainingStorage
+from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
+from infra.namespace import training_namespace
+from infra.problems import mend
+
+#: The share of a node's memory that a pod may take; system pods, huge pages and kubelet need the rest.
+_MEMORY_SHARE = 0.8
+
+
+def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
+    """A VPC, an EKS cluster in it, its storage, registry and monitoring."""
+    _say_who_can_reach_it(settings)
+    network = Network(f"{name}-network", settings, opts)
+    cluster = EksCluster(f"{name}-cluster", settings, network, opts)
+    on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
+    namespace = training_namespace(name, settings.namespace, fabric(settings), settings.labels, on_cluster)
+    storage = TrainingStorage(f"{name}-storage", settings, network, cluster, namespace, opts)
+    registry = ImageRegistry(f"{name}-registry", settings, opts)
+    monitoring = Monitoring(f"{name}-monitoring", settings, cluster, opts)
+    bucket = pulumi.Output.concat("s3://", storage.bucket_name)
+    return Cluster(
+        name=cluster.name,
+        kubeconfig=cluster.kubeconfig,
+        provider=cluster.provider,
+        namespace=settings.namespace,
+        gpu=gpu_pool(settings),
+        fabric=fabric(settings),
+        storage=storage.facts,
+        identity=storage.identity,
+        bucket_uri=bucket,
+        checkpoint_uri=pulumi.Output.concat(bucket, f"/{CHECKPOINTS}"),
+        registry=registry.facts,
+        labels=settings.labels,
+        charts=(autoscaler(cluster.eks_name, settings.region),),
+        commands={
+            "registry_login": _registry_login(settings.region, registry),
+            "upload_data": pulumi.Output.concat("aws s3 sync <folder> ", bucket, f"/{DATASETS}/"),
+        },
+        before_operators=cluster.ready,
+        before_workloads=(cluster.gpu_nodes, namespace, storage, monitoring),
+    )
+
+
+def fabric(settings: Settings) -> Fabric:
+    """EFA where the type has it: no variable is needed, the plugin in the image finds the cards by itself."""
+    if not settings.num_efa_interfaces:
+        return Fabric(name="tcp")
+    return Fabric(
+        name="efa",
+        image_target="aws",
+        expected_log="NET/OFI Selected provider is efa",
+        chart=efa_device_plugin((GPU_TAINT,)),
+    )
+
+
+def gpu_pool(settings: Settings) -> GpuPool:
+    """The pool as the contract states it."""
+    gpu, instance = settings.gpu, catalog.instance(settings.cloud, settings.gpu.instance_type)
+    limits = {"nvidia.com/gpu": str(instance.num_gpus)}
+    if settings.num_efa_interfaces:
+        limits["vpc.amazonaws.com/efa"] = str(settings.num_efa_interfaces)
+        limits["hugepages-2Mi"] = HUGE_PAGES_PER_POD
+        # Kubernetes refuses a pod that asks for huge pages and for neither memory nor CPU.
+        limits["memory"] = f"{int(instance.memory_gib * _MEMORY_SHARE)}Gi"
+    return GpuPool(
+        instance=instance,
+        num_nodes_min=gpu.nodes.min,
+        num_nodes_desired=gpu.nodes.desired,
+        num_nodes_max=gpu.nodes.max,
+        node_selector=GPU_LABEL,
+        tolerations=(GPU_TAINT,),
+        resource_limits=limits,
+        shared_memory_gib=max(1, int(instance.memory_gib // 8)),
+        chart=device_plugin((GPU_TAINT,)),
+        interruptible=settings.interruptible,
+    )
+
+
+def autoscaler(cluster: str, region: str) -> ChartRequest:
+    """The cluster-autoscaler, finding this cluster's groups by the tags that EKS gives them."""
+    return ChartRequest(
+        "cluster-autoscaler",
+        {
+            "autoDiscovery": {"clusterName": cluster},
+            "awsRegion": region,
+            "cloudProvider": "aws",
+            "rbac": {"serviceAccount": {"name": AUTOSCALER_ACCOUNT}},
+        },
+    )
+
+
+def _registry_login(region: str, registry: ImageRegistry) -> pulumi.Output[str]:
+    token = f"aws ecr get-login-password --region {region}"
+    return pulumi.Output.concat(token, " | docker login --username AWS --password-stdin ", registry.server)
+
+
+def _say_who_can_reach_it(settings: Settings) -> None:
+    """A private control plane is the default, and a person outside the VPC should learn of it before the first wait."""
+    if settings.network.authorized_cidrs:
+        return
+    command = mend("network.authorized_cidrs[0]", "<your address>/32")
+    pulumi.log.warn(
+        "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, this one included "
+        f"if `pulumi up` runs here. To reach it from outside: {command}"
+    )

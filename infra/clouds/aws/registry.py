@@ -1,0 +1,61 @@
+"""Where the trainer image is pushed; nodes pull from it by their role."""
+
+from __future__ import annotations
+
+import json
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.clouds.aws.settings import Settings
+from infra.contract import Registry
+
+_NUM_IMAGES_KEPT = 30
+
+
+class ImageRegistry(pulumi.ComponentResource):
+    """One ECR repository: tags that cannot be moved, a scan of every push, old images dropped.
+
+    It is emptied on destroy: an image is built again from the sources, a repository with images is not deleted.
+    `facts` are for the contract, `server` is the host in front of the repository's path.
+    """
+
+    facts: Registry
+    server: pulumi.Output[str]
+
+    def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("torchrec-cloud:aws:Registry", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        repository = aws.ecr.Repository(
+            f"{name}-trainer",
+            image_tag_mutability="IMMUTABLE",
+            image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
+            encryption_configurations=[aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="AES256")],
+            force_delete=True,
+            tags=settings.labels,
+            opts=child,
+        )
+        aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=_lifecycle(), opts=child)
+        # A token of twelve hours, fetched anew by every `pulumi up`; nothing long-lived is stored.
+        token = aws.ecr.get_authorization_token_output(
+            registry_id=repository.registry_id, opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        self.server = repository.repository_url.apply(lambda url: url.partition("/")[0])
+        self.facts = Registry(
+            repository=repository.repository_url,
+            server=self.server,
+            username=token.user_name,
+            password=pulumi.Output.secret(token.password),
+        )
+        self.register_outputs({"repository": repository.repository_url})
+
+
+def _lifecycle() -> str:
+    """Keep the newest images; a layer that no image uses costs money for nothing."""
+    rule = {
+        "rulePriority": 1,
+        "description": f"keep the newest {_NUM_IMAGES_KEPT} images",
+        "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": _NUM_IMAGES_KEPT},
+        "action": {"type": "expire"},
+    }
+    return json.dumps({"rules": [rule]}, sort_keys=True)

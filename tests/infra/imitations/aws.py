@@ -1,0 +1,70 @@
+"""What AWS computes, in the shape in which it answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+ACCOUNT = "123456789012"
+
+
+def _kubeconfig(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The kubeconfig of pulumi-eks: no token in it, a program that fetches one."""
+    arguments = ["--region", "us-west-2", "eks", "get-token", "--cluster-name", inputs["name"]]
+    command = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "aws", "args": arguments}
+    server = {"server": f"https://{name}.gr7.us-west-2.eks.amazonaws.com", "certificate-authority-data": "Q0E="}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "aws",
+        "contexts": [{"name": "aws", "context": {"cluster": "kubernetes", "user": "aws"}}],
+        "clusters": [{"name": "kubernetes", "cluster": server}],
+        "users": [{"name": "aws", "user": {"exec": command}}],
+    }
+    return {
+        "kubeconfig": config,
+        "kubeconfigJson": json.dumps(config),
+        "clusterSecurityGroupId": f"sg-{name}",
+        "oidcIssuer": "oidc.eks.us-west-2.amazonaws.com/id/0",
+    }
+
+
+def _node_group(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"resources": [{"autoscalingGroups": [{"name": f"eks-{name}-0"}]}], "status": "ACTIVE"}
+
+
+def _arn(service: str, kind: str) -> Any:
+    return lambda name, inputs: {"arn": f"arn:aws:{service}:us-west-2:{ACCOUNT}:{kind}/{name}"}
+
+
+def _repository(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    host = f"{ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com"
+    return {"registryId": ACCOUNT, "repositoryUrl": f"{host}/{name}"}
+
+
+OUTPUTS: dict[str, Any] = {
+    "aws:ec2/eip:Eip": lambda name, inputs: {"allocationId": f"eipalloc-{name}", "publicIp": "192.0.2.1"},
+    "aws:ec2/launchTemplate:LaunchTemplate": lambda name, inputs: {"latestVersion": 1},
+    "aws:ecr/repository:Repository": _repository,
+    "aws:eks/nodeGroup:NodeGroup": _node_group,
+    "aws:fsx/lustreFileSystem:LustreFileSystem": lambda name, inputs: {
+        "dnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        "mountName": "abcdefgh",
+    },
+    "aws:iam/role:Role": lambda name, inputs: {"arn": f"arn:aws:iam::{ACCOUNT}:role/{name}"},
+    "aws:kms/key:Key": lambda name, inputs: {**_arn("kms", "key")(name, inputs), "keyId": f"key-{name}"},
+    "aws:s3/bucket:Bucket": lambda name, inputs: {"bucket": f"{name}-0a1b2c3", "arn": f"arn:aws:s3:::{name}-0a1b2c3"},
+    "eks:index:Cluster": _kubeconfig,
+}
+
+CALLS: dict[str, Any] = {
+    "aws:ecr/getAuthorizationToken:getAuthorizationToken": lambda arguments: {
+        "authorizationToken": "QVdTOnRva2Vu",
+        "expiresAt": "2026-11-21T12:00:00Z",
+        "id": "us-west-2",
+        "password": "token",
+        "proxyEndpoint": f"https://{ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com",
+        "region": "us-west-2",
+        "userName": "AWS",
+    },
+}
