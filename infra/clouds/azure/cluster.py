@@ -180,7 +180,7 @@ class AksCluster(pulumi.ComponentResource):
             )
 
     def _placement(self) -> tuple[pulumi.Output[str] | None, list[pulumi.Resource]]:
-        """The placement group and the roles on what the pool is placed in; a reservation refuses the group."""
+        """The placement group, if any, and the control plane's role on whatever the nodes are placed in."""
         reservation = self._settings.gpu.reservation_id
         if reservation:
             return None, [self._grant("reservation", Role.CONTRIBUTOR, reservation)]

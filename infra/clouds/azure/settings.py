@@ -158,7 +158,8 @@ class Network(NetworkSettings):
     Unset subnets are carved from `cidr`: half for nodes, an eighth each for NetApp and private endpoints. Without
     `authorized_cidrs` the API server, the registry and the storage account have private addresses only, and `pulumi up`
     must run where the VNet is reached; AKS cannot turn a private cluster into a public one later. `proximity_placement`
-    puts the GPU nodes into one data centre, unless a reservation already decides where they are.
+    puts the GPU nodes into one data centre; unset, it does so for sizes without InfiniBand, whose nodes talk TCP. One
+    InfiniBand network already is one data centre, and a reservation, which refuses the group, has chosen its own.
     """
 
     nodes_cidr: Cidr | None = Field(None, examples=["10.0.0.0/17"])
@@ -166,7 +167,7 @@ class Network(NetworkSettings):
     endpoints_cidr: Cidr | None = Field(None, examples=["10.0.160.0/19"])
     pods_cidr: Cidr = "10.244.0.0/16"
     services_cidr: Cidr = "10.245.0.0/16"
-    proximity_placement: bool = True
+    proximity_placement: bool | None = None
 
     @property
     def subnets(self) -> dict[str, str]:
@@ -187,16 +188,7 @@ class Network(NetworkSettings):
         yield from small
         if not small:
             yield from _subnet_problems(self, num_nodes)
-        yield from checks.disjoint(
-            {
-                "network.cidr": self.cidr,
-                "network.pods_cidr": self.pods_cidr,
-                "network.services_cidr": self.services_cidr,
-            }
-        )
-        pods = 256 * num_nodes
-        yield from checks.holds("network.pods_cidr", self.pods_cidr, pods, f"a /24 for each of {num_nodes} nodes", 0)
-        yield from _reserved(self)
+        yield from _range_problems(self, num_nodes)
         yield from _unreachable(self.authorized_cidrs)
 
 
@@ -212,32 +204,55 @@ def _subnet_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
     for key, cidr in given.items():
         others = {name: other for name, other in ranges.items() if name != key}
         found = [*checks.inside(key, cidr, "network.cidr", network.cidr), *checks.holds(key, cidr, *needs[key])]
-        found += [problem for name in others for problem in checks.disjoint({name: others[name], key: cidr})]
+        found += _overlaps(key, cidr, others)
         if found:
-            prefix = min(IPv4Network(cidr).prefixlen, 32 - (needs[key][0] + 4).bit_length())
-            free = _vacant(prefix, network.cidr, others.values())
-            ranges[key] = str(free) if free else cidr
-            yield dataclasses.replace(found[0], mend=mend(key, free) if free else unset(key))
+            prefix = min(IPv4Network(cidr).prefixlen, _prefix(needs[key][0] + 5))
+            ranges[key], problem = _moved(found[0], prefix, network.cidr, others.values())
+            yield problem
 
 
-def _vacant(prefix: int, outer: str, taken: Iterable[str]) -> IPv4Network | None:
-    """The first range of this size within `outer` that meets none of `taken`."""
+def _range_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
+    """What is wrong with the VNet's, the pods' and the services' ranges beside each other."""
+    pods, services = "network.pods_cidr", "network.services_cidr"
+    ranges = {"network.cidr": network.cidr, pods: network.pods_cidr, services: network.services_cidr}
+    sized = {pods: checks.holds(pods, network.pods_cidr, 256 * num_nodes, f"a /24 for each of {num_nodes} nodes", 0)}
+    for number, (key, cidr) in enumerate(list(ranges.items())):
+        before = dict(list(ranges.items())[:number])
+        found = [*_reserved(key, cidr), *_overlaps(key, cidr, before), *sized.get(key, ())]
+        if found:
+            prefix = min(IPv4Network(cidr).prefixlen, _prefix(256 * num_nodes) if key == pods else 32)
+            others = [other for name, other in ranges.items() if name != key]
+            ranges[key], problem = _moved(found[0], prefix, "10.0.0.0/8", others)
+            yield problem
+
+
+def _prefix(num_addresses: int) -> int:
+    """The longest prefix that holds so many addresses."""
+    return 32 - (num_addresses - 1).bit_length()
+
+
+def _overlaps(key: str, cidr: str, others: Mapping[str, str]) -> list[Problem]:
+    return [problem for name, other in others.items() for problem in checks.disjoint({name: other, key: cidr})]
+
+
+def _moved(problem: Problem, prefix: int, outer: str, taken: Iterable[str]) -> tuple[str, Problem]:
+    """The range to use instead, the first of this size within `outer` that is free, and the problem with its mend.
+
+    Ranges are moved one after the other, each seeing where the one before went, or two mends would meet.
+    """
     used = [IPv4Network(cidr) for cidr in taken]
     within = IPv4Network(outer)
-    if prefix < within.prefixlen:
-        return None
-    candidates = within.subnets(new_prefix=prefix)
-    return next((free for free in candidates if not any(free.overlaps(network) for network in used)), None)
+    candidates = within.subnets(new_prefix=prefix) if prefix >= within.prefixlen else iter(())
+    free = next((one for one in candidates if not any(one.overlaps(network) for network in used)), None)
+    if free is None:
+        return str(problem.seen), dataclasses.replace(problem, mend=unset(problem.key))
+    return str(free), dataclasses.replace(problem, mend=mend(problem.key, free))
 
 
-def _reserved(network: Network) -> Iterable[Problem]:
-    """Ranges that AKS keeps for itself."""
-    for name in ("cidr", "pods_cidr", "services_cidr"):
-        key, cidr = f"network.{name}", getattr(network, name)
-        met = next((kept for kept in _RESERVED if IPv4Network(kept).overlaps(IPv4Network(cidr))), None)
-        if met:
-            example = type(network).model_fields[name].default
-            yield Problem(key, f"meets {met}, which AKS keeps for itself", "another range", mend(key, example), cidr)
+def _reserved(key: str, cidr: str) -> list[Problem]:
+    """Ranges that AKS keeps for itself; the mend is the caller's."""
+    met = [kept for kept in _RESERVED if IPv4Network(kept).overlaps(IPv4Network(cidr))]
+    return [Problem(key, f"meets {kept}, which AKS keeps for itself", "another range", "", cidr) for kept in met]
 
 
 def _unreachable(authorized: Sequence[str]) -> Iterable[Problem]:
@@ -329,8 +344,9 @@ class Settings(ManagedStackSettings):
 
     @property
     def proximity_placement(self) -> bool:
-        """Whether the GPU nodes share a placement group, which a capacity reservation refuses."""
-        return self.network.proximity_placement and self.gpu.capacity != "reservation"
+        """Whether the GPU nodes share a placement group."""
+        chosen = self.network.proximity_placement
+        return chosen if chosen is not None else not self.infiniband and self.gpu.capacity != "reservation"
 
     @property
     def required_features(self) -> tuple[str, ...]:
@@ -347,11 +363,15 @@ class Settings(ManagedStackSettings):
         """Mistakes across sections."""
         yield from super().problems()
         # The system pool's upgrade brings one node more.
-        yield from self.network.problems(self.gpu.nodes.max + self.system.num_nodes + 1)
+        most = max(self.gpu.nodes.desired, self.gpu.nodes.max)
+        yield from self.network.problems(most + self.system.num_nodes + 1)
         yield from self.storage.problems()
         yield from self.kubernetes.problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, SYSTEM_PRICES)
         yield from self._zone_problems()
+        if self.network.proximity_placement and self.gpu.capacity == "reservation":
+            key = "network.proximity_placement"
+            yield Problem(key, "beside a capacity reservation, which refuses it", "false or unset", unset(key), True)
 
     def _zone_problems(self) -> Iterable[Problem]:
         """A zone is a number from 1 to 3 of the stack's own region."""
