@@ -6,13 +6,14 @@ import base64
 import importlib
 import inspect
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, Recording, Registration
+from infra_mocks import PROJECT, ROOT, Recording, Registration
 
 from infra.clouds.azure import settings as azure
 from infra.problems import Problem, SettingsError
@@ -358,6 +359,18 @@ def test_a_size_without_infiniband_gets_no_network_operator_and_asks_for_no_rdma
     assert not recording.of_type("kubernetes:mellanox.com/v1alpha1:NicClusterPolicy")
 
 
+@pytest.mark.parametrize(("driver", "warned"), [("aks", True), ("operator", False), (None, False)])
+def test_a_driver_that_costs_gpudirect_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None, warned: bool
+) -> None:
+    from infra.clouds.azure import provision
+
+    said: list[str] = []
+    monkeypatch.setattr(provision.pulumi.log, "warn", said.append)
+    provision.warn_of_missing_peermem(_settings({"gpu": {"instance_type": "Standard_ND96asr_v4", "driver": driver}}))
+    assert bool(said) is warned
+
+
 def test_features_that_the_subscription_must_have_are_named(stack: Stack) -> None:
     steps = "\n".join(stack("azure").exports["next_steps"])
     assert "--namespace Microsoft.ContainerService --name AKSInfinibandSupport" in steps
@@ -598,12 +611,17 @@ def test_the_bill_counts_what_runs_even_when_no_gpu_does() -> None:
     netapp = lines["GiB of NetApp Premium (128 MiB/s)"]
     assert netapp.count * netapp.on_demand_usd_per_hour == pytest.approx(0.8253, abs=1e-4)
     assert lines["private endpoint"].count == 4
+    assert "managed Grafana (Standard)" in lines
+    alone = {line.what: line for line in _settings({"monitoring": {"managed": False}}).cost_lines(0)}
+    assert alone["private endpoint"].count == 3
+    assert "managed Grafana (Standard)" not in alone
 
 
 def test_every_price_has_a_day_and_a_source() -> None:
-    tables = (azure.PRICES, azure.SYSTEM_PRICES, azure.NETAPP_PRICES)
-    prices = [price for table in tables for price in table.values()]
-    assert all(price.usd_per_hour > 0 and price.as_of.startswith("20") and price.source for price in prices)
+    tables = tomllib.loads((ROOT / "infra/clouds/azure/prices.toml").read_text())
+    rows = [row for table in tables.values() for row in table.values()]
+    assert len(rows) == sum(len(azure.prices(table)) for table in ("system", "netapp", "fixed"))
+    assert all(row["usd_per_hour"] > 0 and row["as_of"].startswith("20") and row["source"] for row in rows)
 
 
 @pytest.mark.parametrize("limit", [23, 24, 50, 54])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -45,41 +48,17 @@ _RESERVED = ("169.254.0.0/16", "172.30.0.0/16", "172.31.0.0/16", "192.0.2.0/24")
 #: Addresses that never come in from the internet.
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 
+_GRAFANA = "managed Grafana (Standard)"
+
 _SUBSCRIPTION = r"^/subscriptions/[0-9a-fA-F-]{36}/resourceGroups/[^/]+/providers/"
 _EXAMPLE_GROUP = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/<group>/providers/"
 
 
-@dataclasses.dataclass(frozen=True)
-class Price:
-    """USD per hour of one unit in East US, with the day and the place it was read."""
-
-    usd_per_hour: float
-    as_of: str
-    source: str
-
-
-_LIST = "list price, East US, not re-read"
-_NETAPP = "Azure NetApp Files cost model (Premium 0.000403); Standard and Ultra: list price, East US, not re-read"
-
-#: Sizes that may hold the system pool; their local disk makes the OS disk ephemeral.
-SYSTEM_PRICES: Mapping[str, Price] = {
-    "Standard_D4ds_v5": Price(0.226, "2026-11", _LIST),
-    "Standard_D8ds_v5": Price(0.452, "2026-11", _LIST),
-    "Standard_D16ds_v5": Price(0.904, "2026-11", _LIST),
-}
-#: One GiB of a NetApp pool, used or not.
-NETAPP_PRICES: Mapping[str, Price] = {
-    "Standard": Price(0.000202, "2026-11", _NETAPP),
-    "Premium": Price(0.000403, "2026-11", _NETAPP),
-    "Ultra": Price(0.000538, "2026-11", _NETAPP),
-}
-PRICES: Mapping[str, Price] = {
-    "AKS control plane (Standard tier)": Price(0.10, "2026-11", _LIST),
-    "NAT gateway and its address": Price(0.05, "2026-11", _LIST),
-    "container registry (Premium)": Price(0.0695, "2026-11", _LIST),
-    "private endpoint": Price(0.01, "2026-11", _LIST),
-    "managed Grafana (Standard)": Price(0.069, "2026-11", _LIST),
-}
+@cache
+def prices(table: Literal["system", "netapp", "fixed"]) -> Mapping[str, float]:
+    """USD per hour of one unit, from the rows of `prices.toml`, which say when and where each was read."""
+    rows = tomllib.loads((Path(__file__).parent / "prices.toml").read_text())[table]
+    return {what: float(row["usd_per_hour"]) for what, row in rows.items()}
 
 
 def physical_name(stem: str, unique: str, limit: int) -> str:
@@ -367,7 +346,7 @@ class Settings(ManagedStackSettings):
         yield from self.network.problems(most + self.system.num_nodes + 1)
         yield from self.storage.problems()
         yield from self.kubernetes.problems()
-        yield from checks.one_of("system.instance_type", self.system.instance_type, SYSTEM_PRICES)
+        yield from checks.one_of("system.instance_type", self.system.instance_type, prices("system"))
         yield from self._zone_problems()
         if self.network.proximity_placement and self.gpu.capacity == "reservation":
             key = "network.proximity_placement"
@@ -386,13 +365,13 @@ class Settings(ManagedStackSettings):
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """GPU nodes, control plane, system nodes, NetApp, and what the private network costs even when idle."""
-        system = SYSTEM_PRICES.get(self.system.instance_type)
+        system = prices("system").get(self.system.instance_type, 0.0)
         netapp = f"GiB of NetApp {self.storage.tier} ({self.storage.throughput_mibps} MiB/s)"
-        counts = dict.fromkeys(PRICES, 1) | {"private endpoint": self.num_private_endpoints}
-        counts["managed Grafana (Standard)"] = int(self.monitoring.managed)
+        counts = {"private endpoint": self.num_private_endpoints} | {_GRAFANA: int(self.monitoring.managed)}
+        fixed = prices("fixed")
         return (
             *super().cost_lines(num_gpu_nodes),
-            CostLine(self.system.instance_type, self.system.num_nodes, system.usd_per_hour if system else 0.0),
-            CostLine(netapp, self.storage.size_gib, NETAPP_PRICES[self.storage.tier].usd_per_hour),
-            *(CostLine(what, counts[what], price.usd_per_hour) for what, price in PRICES.items() if counts[what]),
+            CostLine(self.system.instance_type, self.system.num_nodes, system),
+            CostLine(netapp, self.storage.size_gib, prices("netapp")[self.storage.tier]),
+            *(CostLine(what, counts.get(what, 1), price) for what, price in fixed.items() if counts.get(what, 1)),
         )
