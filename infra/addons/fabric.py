@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from infra.contract import ChartRequest, CustomResource, Toleration
 
@@ -21,19 +21,23 @@ def efa_device_plugin(tolerations: Sequence[Toleration]) -> ChartRequest:
     return ChartRequest("efa-device-plugin", {"tolerations": [item.manifest for item in tolerations]})
 
 
-def network_operator(resource: str = "ib") -> ChartRequest:
+def network_operator(resource: str = "ib", *, tolerations: Sequence[Toleration] = ()) -> ChartRequest:
     """The network operator with the policy that installs the InfiniBand driver and advertises `rdma/<resource>`.
 
-    Node Feature Discovery runs here; a GPU operator beside it must leave its own off.
+    Node Feature Discovery runs here; a GPU operator beside it must leave its own off. Both it and the policy's
+    DaemonSets tolerate nvidia.com/gpu only: a pool with further taints (spot) needs its `tolerations` named.
     """
-    return ChartRequest(
-        "network-operator",
-        {"nfd": {"enabled": True, "deployNodeFeatureRules": False}, "sriovNetworkOperator": {"enabled": False}},
-        (_nic_cluster_policy(resource), _feature_rule()),
-    )
+    on_pool = [toleration.manifest for toleration in tolerations]
+    values: dict[str, object] = {
+        "nfd": {"enabled": True, "deployNodeFeatureRules": False},
+        "sriovNetworkOperator": {"enabled": False},
+    }
+    if on_pool:
+        values["node-feature-discovery"] = {"worker": {"tolerations": on_pool}}
+    return ChartRequest("network-operator", values, (_nic_cluster_policy(resource, on_pool), _feature_rule()))
 
 
-def _nic_cluster_policy(resource: str) -> CustomResource:
+def _nic_cluster_policy(resource: str, tolerations: Sequence[Mapping[str, str]]) -> CustomResource:
     """One virtual function per GPU, each advertised as a device of its own."""
     selectors = {"vendors": ["15b3"], "devices": list(_VIRTUAL_FUNCTIONS), "linkTypes": ["infiniband"], "isRdma": True}
     plugin = {"resourceList": [{"resourcePrefix": "rdma", "resourceName": resource, "selectors": selectors}]}
@@ -51,6 +55,8 @@ def _nic_cluster_policy(resource: str) -> CustomResource:
             "config": json.dumps(plugin),
         },
     }
+    if tolerations:
+        spec["tolerations"] = list(tolerations)
     return CustomResource("mellanox.com/v1alpha1", "NicClusterPolicy", "nic-cluster-policy", spec)
 
 

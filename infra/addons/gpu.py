@@ -35,6 +35,9 @@ def gpu_operator(
         "nfd": {"enabled": finds_features},
         "toolkit": {"enabled": installs_driver},
     }
+    if finds_features:
+        # The chart's own list covers nvidia.com/gpu only: nodes with a further taint would never be found to have GPUs.
+        values["node-feature-discovery"] = {"worker": {"tolerations": _tolerations(tolerations)}}
     return ChartRequest("gpu-operator", values)
 
 

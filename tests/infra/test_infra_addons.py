@@ -197,6 +197,16 @@ def test_a_device_plugin_tolerates_every_taint_of_its_pool(request_of: Callable[
     ], "the charts' defaults leave spot nodes without a plugin, and so without GPUs"
 
 
+def test_feature_discovery_and_drivers_reach_nodes_with_a_spot_taint() -> None:
+    network = fabric.network_operator(tolerations=(GPU_TAINT, SPOT))
+    alone = gpu.gpu_operator((GPU_TAINT, SPOT), installs_driver=True, finds_features=True, rdma=False)
+    for request in (network, alone):
+        values: Any = request.values
+        assert SPOT.manifest in values["node-feature-discovery"]["worker"]["tolerations"], "no label, so no driver"
+    policy: Any = network.resources[0].spec
+    assert SPOT.manifest in policy["tolerations"], "the InfiniBand driver's DaemonSet would not run on spot nodes"
+
+
 def test_one_rdma_device_is_advertised_for_each_virtual_function() -> None:
     policy = fabric.network_operator("ib").resources[0]
     plugin: Any = policy.spec["sriovDevicePlugin"]

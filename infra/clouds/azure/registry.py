@@ -1,0 +1,63 @@
+"""The container registry: where the trainer image is pushed, and who may pull it."""
+
+from __future__ import annotations
+
+import pulumi
+from pulumi_azure_native import containerregistry
+
+from infra.clouds.azure.cluster import AksCluster, Role, grant
+from infra.clouds.azure.network import PrivateNetwork, address_or_range, private_endpoint
+from infra.clouds.azure.settings import Settings, physical_name
+from infra.contract import Registry
+
+
+class ContainerRegistry(pulumi.ComponentResource):
+    """A registry without passwords: nodes pull with their own identity, people push with theirs (`az acr login`)."""
+
+    facts: Registry
+    login: pulumi.Output[str]
+    ready: tuple[pulumi.Resource, ...]
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        network: PrivateNetwork,
+        cluster: AksCluster,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("torchrec-cloud:azure:Registry", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        registry = _registry(name, settings, network, child)
+        address = private_endpoint(name, network, registry.id, "registry", settings.labels, child)
+        pull = grant(f"{name}-pull", Role.ACR_PULL, registry.id, cluster.kubelet_id, "ServicePrincipal", child)
+        for who, (principal, kind) in cluster.administrators.items():
+            grant(f"{name}-push-{who}", Role.ACR_PUSH, registry.id, principal, kind, child)
+        self.facts = Registry(
+            repository=pulumi.Output.concat(registry.login_server, "/trainer"), server=registry.login_server
+        )
+        self.login = pulumi.Output.concat("az acr login --name ", registry.name)
+        self.ready = (address, pull)
+        self.register_outputs({"server": registry.login_server})
+
+
+def _registry(
+    name: str, settings: Settings, network: PrivateNetwork, opts: pulumi.ResourceOptions
+) -> containerregistry.Registry:
+    """Premium is the one tier with private endpoints and rules on addresses."""
+    authorized = settings.network.authorized_cidrs
+    rules = [
+        containerregistry.IPRuleArgs(i_p_address_or_range=address_or_range(cidr), action="Allow") for cidr in authorized
+    ]
+    return containerregistry.Registry(
+        f"{name}-acr",
+        registry_name=network.resource_group.id.apply(lambda group: physical_name(settings.stack, group, 50)),
+        resource_group_name=network.resource_group.name,
+        sku=containerregistry.SkuArgs(name="Premium"),
+        admin_user_enabled=False,
+        anonymous_pull_enabled=False,
+        public_network_access="Enabled" if authorized else "Disabled",
+        network_rule_set=containerregistry.NetworkRuleSetArgs(default_action="Deny", ip_rules=rules),
+        tags=settings.labels,
+        opts=opts,
+    )

@@ -1,0 +1,258 @@
+"""The container of checkpoints with the identity that may use it, and the NetApp volume of datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulumi
+import pulumi_kubernetes as k8s
+from pulumi_azure_native import managedidentity, netapp, resources, storage
+
+from infra.clouds.azure.cluster import AksCluster, Role, grant
+from infra.clouds.azure.network import PrivateNetwork, address_or_range, private_endpoint
+from infra.clouds.azure.settings import Settings, physical_name
+from infra.contract import Identity, Storage
+from infra.volume import static_volume
+
+_CONTAINER = "training"
+_CHECKPOINTS = "checkpoints"
+#: NetApp's names are given: the API answers a pool's name as `account/pool`, which a volume's request must not repeat.
+_POOL, _VOLUME = "datasets", "datasets"
+#: 4.1 needs one port. Several connections carry more than one does, 256 KiB a request suits large reads (Azure NetApp
+#: Files, Linux mount options); `hard` waits for the service instead of failing a read in the middle of training.
+_MOUNT_OPTIONS = ("nfsvers=4.1", "nconnect=8", "rsize=262144", "wsize=262144", "hard", "noatime")
+
+
+class ObjectStore(pulumi.ComponentResource):
+    """A Data Lake account (hierarchical names, so that renaming a checkpoint is one step) with one container.
+
+    It has a resource group of its own: deleting the stack's group would delete an account that is to be kept.
+    """
+
+    container_uri: pulumi.Output[str]
+    checkpoint_uri: pulumi.Output[str]
+    identity: Identity
+    upload: pulumi.Output[str]
+    ready: tuple[pulumi.Resource, ...]
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        network: PrivateNetwork,
+        cluster: AksCluster,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("torchrec-cloud:azure:ObjectStore", name, None, opts)
+        self._name, self._settings, self._network = name, settings, network
+        self._child = pulumi.ResourceOptions(parent=self)
+        self._kept = pulumi.ResourceOptions(parent=self, retain_on_delete=settings.storage.on_destroy == "keep")
+        self._group = resources.ResourceGroup(
+            f"{name}-group", location=settings.location, tags=settings.labels, opts=self._kept
+        )
+        account = self._account()
+        self._life_cycle(account)
+        container = self._container(account)
+        addresses = [
+            private_endpoint(name, network, account.id, kind, settings.labels, self._child) for kind in ("blob", "dfs")
+        ]
+        trainer = self._trainer(container, cluster)
+        for who, (principal, kind) in cluster.administrators.items():
+            grant(f"{name}-people-{who}", Role.BLOB_CONTRIBUTOR, container.id, principal, kind, self._child)
+        self.container_uri = pulumi.Output.concat("abfs://", container.name, "@", account.name, ".dfs.core.windows.net")
+        self.checkpoint_uri = pulumi.Output.concat(self.container_uri, "/", _CHECKPOINTS)
+        self.upload = pulumi.Output.concat(
+            "az storage blob upload-batch --auth-mode login --account-name ",
+            account.name,
+            f" --destination {_CONTAINER} --destination-path datasets --source <folder>",
+        )
+        self.ready = (*addresses, *trainer)
+        self.register_outputs({"uri": self.container_uri})
+
+    def _account(self) -> storage.StorageAccount:
+        """Entra is the only way in; the address is private unless ranges are authorised."""
+        authorized = self._settings.network.authorized_cidrs
+        rules = [
+            storage.IPRuleArgs(i_p_address_or_range=address_or_range(cidr), action=storage.Action.ALLOW)
+            for cidr in authorized
+        ]
+        stack = self._settings.stack
+        return storage.StorageAccount(
+            f"{self._name}-account",
+            account_name=self._group.id.apply(lambda group: physical_name(stack, group, 24)),
+            resource_group_name=self._group.name,
+            kind="StorageV2",
+            sku=storage.SkuArgs(name="Standard_ZRS" if self._settings.has_zones else "Standard_LRS"),
+            is_hns_enabled=True,
+            allow_shared_key_access=False,
+            default_to_o_auth_authentication=True,
+            is_local_user_enabled=False,
+            allow_blob_public_access=False,
+            allow_cross_tenant_replication=False,
+            enable_https_traffic_only=True,
+            minimum_tls_version="TLS1_2",
+            public_network_access="Enabled" if authorized else "Disabled",
+            network_rule_set=storage.NetworkRuleSetArgs(
+                default_action=storage.DefaultAction.DENY, bypass="None", ip_rules=rules
+            ),
+            tags=self._settings.labels,
+            opts=self._kept,
+        )
+
+    def _container(self, account: storage.StorageAccount) -> storage.BlobContainer:
+        return storage.BlobContainer(
+            f"{self._name}-container",
+            container_name=_CONTAINER,
+            account_name=account.name,
+            resource_group_name=self._group.name,
+            public_access=storage.PublicAccess.NONE,
+            opts=self._kept,
+        )
+
+    def _life_cycle(self, account: storage.StorageAccount) -> None:
+        """Old checkpoints go after so many days, where the stack says so."""
+        days = self._settings.storage.expire_checkpoints_after_days
+        if days is None:
+            return
+        expired = storage.DateAfterModificationArgs(days_after_modification_greater_than=days)
+        definition = storage.ManagementPolicyDefinitionArgs(
+            filters=storage.ManagementPolicyFilterArgs(
+                blob_types=["blockBlob"], prefix_match=[f"{_CONTAINER}/{_CHECKPOINTS}/"]
+            ),
+            actions=storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=expired)),
+        )
+        rule = storage.ManagementPolicyRuleArgs(name="expire-checkpoints", type="Lifecycle", definition=definition)
+        storage.ManagementPolicy(
+            f"{self._name}-life-cycle",
+            account_name=account.name,
+            management_policy_name="default",
+            resource_group_name=self._group.name,
+            policy=storage.ManagementPolicySchemaArgs(rules=[rule]),
+            opts=self._kept,
+        )
+
+    def _trainer(self, container: storage.BlobContainer, cluster: AksCluster) -> Sequence[pulumi.Resource]:
+        """The identity of the trainer's service account: it may read and write this one container."""
+        self.identity = Identity()
+        group = self._network.resource_group.name
+        trainer = managedidentity.UserAssignedIdentity(
+            f"{self._name}-trainer", resource_group_name=group, tags=self._settings.labels, opts=self._child
+        )
+        federation = managedidentity.FederatedIdentityCredential(
+            f"{self._name}-federation",
+            resource_group_name=group,
+            resource_name_=trainer.name,
+            issuer=cluster.issuer,
+            subject=f"system:serviceaccount:{self._settings.namespace}:{self.identity.service_account}",
+            audiences=["api://AzureADTokenExchange"],
+            opts=self._child,
+        )
+        allowed = grant(
+            f"{self._name}-checkpoints",
+            Role.BLOB_CONTRIBUTOR,
+            container.id,
+            trainer.principal_id,
+            "ServicePrincipal",
+            self._child,
+        )
+        self.identity = Identity(
+            annotations={"azure.workload.identity/client-id": trainer.client_id},
+            pod_labels={"azure.workload.identity/use": "true"},
+        )
+        return federation, allowed
+
+
+class SharedStorage(pulumi.ComponentResource):
+    """A NetApp pool filled by one volume, mounted by NFS; it is deleted with the stack, and before its subnet."""
+
+    facts: Storage
+    ready: tuple[pulumi.Resource, ...]
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        network: PrivateNetwork,
+        cluster: AksCluster,
+        namespace: k8s.core.v1.Namespace,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("torchrec-cloud:azure:SharedStorage", name, None, opts)
+        self._name, self._settings, self._network = name, settings, network
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.facts = Storage("datasets", settings.storage.mount_path, settings.storage.size_gib, "ReadWriteMany")
+        account = netapp.Account(
+            f"{name}-netapp",
+            resource_group_name=network.resource_group.name,
+            encryption=netapp.AccountEncryptionArgs(key_source="Microsoft.NetApp"),
+            tags=settings.labels,
+            opts=self._child,
+        )
+        volume = self._volume(account, self._pool(account))
+        server = volume.mount_targets.apply(lambda targets: targets[0].ip_address)
+        source = k8s.core.v1.NFSVolumeSourceArgs(server=server, path=f"/{self._export}")
+        on_cluster = pulumi.ResourceOptions(parent=self, provider=cluster.provider)
+        self.ready = static_volume(
+            name,
+            self.facts,
+            namespace.metadata.name,
+            settings.labels,
+            on_cluster,
+            nfs=source,
+            mount_options=_MOUNT_OPTIONS,
+        )
+        self.register_outputs({"throughput_mibps": settings.storage.throughput_mibps})
+
+    @property
+    def _export(self) -> str:
+        """The volume's path, unique within the subnet."""
+        return f"{self._settings.stack}-{_VOLUME}"
+
+    def _pool(self, account: netapp.Account) -> netapp.CapacityPool:
+        """Automatic quality of service: the volume has the pool's whole size, and so all of its throughput."""
+        wanted = self._settings.storage
+        return netapp.CapacityPool(
+            f"{self._name}-pool",
+            pool_name=_POOL,
+            account_name=account.name,
+            resource_group_name=self._network.resource_group.name,
+            service_level=wanted.tier,
+            size=wanted.size_bytes,
+            qos_type="Auto",
+            tags=self._settings.labels,
+            opts=self._child,
+        )
+
+    def _volume(self, account: netapp.Account, pool: netapp.CapacityPool) -> netapp.CapacityPoolVolume:
+        """Open to the nodes' subnet alone. Any user may write: a training pod is not root, and NFS knows no fsGroup."""
+        wanted = self._settings.storage
+        nodes = netapp.ExportPolicyRuleArgs(
+            rule_index=1,
+            allowed_clients=self._settings.network.subnets["network.nodes_cidr"],
+            nfsv41=True,
+            nfsv3=False,
+            cifs=False,
+            unix_read_write=True,
+            unix_read_only=False,
+            has_root_access=False,
+        )
+        return netapp.CapacityPoolVolume(
+            f"{self._name}-volume",
+            volume_name=_VOLUME,
+            pool_name=_POOL,
+            account_name=account.name,
+            resource_group_name=self._network.resource_group.name,
+            creation_token=self._export,
+            service_level=wanted.tier,
+            usage_threshold=wanted.size_bytes,
+            subnet_id=self._network.netapp.id,
+            protocol_types=["NFSv4.1"],
+            export_policy=netapp.VolumePropertiesExportPolicyArgs(rules=[nodes]),
+            network_features="Standard",
+            security_style="unix",
+            unix_permissions="0777",
+            snapshot_directory_visible=False,
+            zones=self._settings.zones,
+            tags=self._settings.labels | {"throughput-mibps": str(wanted.throughput_mibps)},
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[pool]),
+        )

@@ -1,0 +1,70 @@
+"""What Azure computes: identities, addresses, and the kubeconfig that AKS answers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: aks
+contexts:
+- {name: aks, context: {cluster: aks, user: clusterUser}}
+clusters:
+- {name: aks, cluster: {server: "https://aks.privatelink.eastus.azmk8s.io:443", certificate-authority-data: Q0E=}}
+users:
+- {name: clusterUser, user: {token: a-token-that-must-not-survive}}
+"""
+
+
+def _identity(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    return {"clientId": f"{name}-client", "principalId": f"{name}-principal", "tenantId": "tenant"}
+
+
+def _cluster(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    kubelet = {"resourceId": "kubelet", "clientId": "kubelet-client", "objectId": "kubelet-object"}
+    # Identities go in as a list of ids and come back as a map.
+    identities = {one: {"clientId": "control-plane"} for one in inputs["identity"]["userAssignedIdentities"]}
+    return {
+        "identity": {"type": "UserAssigned", "userAssignedIdentities": identities},
+        "identityProfile": {"kubeletidentity": kubelet},
+        "oidcIssuerProfile": {"enabled": True, "issuerURL": "https://eastus.oic.prod-aks.azure.com/tenant/cluster/"},
+        "privateFQDN": "aks.privatelink.eastus.azmk8s.io",
+    }
+
+
+OUTPUTS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
+    "azure-native:containerservice:ManagedCluster": _cluster,
+    "azure-native:containerregistry:Registry": lambda name, inputs: {
+        "name": inputs["registryName"],
+        "loginServer": f"{inputs['registryName']}.azurecr.io",
+    },
+    "azure-native:dashboard:Grafana": lambda name, inputs: {
+        "identity": {"type": "SystemAssigned", "principalId": "grafana-principal", "tenantId": "tenant"},
+        "properties": inputs["properties"] | {"endpoint": "https://grafana.eus.grafana.azure.com"},
+    },
+    "azure-native:managedidentity:UserAssignedIdentity": _identity,
+    # As the API answers: account/pool/volume.
+    "azure-native:netapp:CapacityPoolVolume": lambda name, inputs: {
+        "name": f"{inputs['accountName']}/{inputs['poolName']}/{inputs['volumeName']}",
+        "mountTargets": [{"fileSystemId": "fs", "ipAddress": "10.0.128.4", "mountTargetId": "mt"}],
+    },
+    "azure-native:netapp:CapacityPool": lambda name, inputs: {"name": f"{inputs['accountName']}/{inputs['poolName']}"},
+    "azure-native:privatedns:PrivateZone": lambda name, inputs: {"name": inputs["privateZoneName"]},
+    "azure-native:storage:BlobContainer": lambda name, inputs: {"name": inputs["containerName"]},
+    "azure-native:storage:StorageAccount": lambda name, inputs: {"name": inputs["accountName"]},
+}
+
+CALLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "azure-native:authorization:getClientConfig": lambda arguments: {
+        "clientId": "client",
+        "objectId": "caller-object",
+        "subscriptionId": "00000000-0000-0000-0000-000000000000",
+        "tenantId": "tenant",
+    },
+    "azure-native:containerservice:listManagedClusterUserCredentials": lambda arguments: {
+        "kubeconfigs": [{"name": "clusterUser", "value": base64.b64encode(KUBECONFIG.encode()).decode()}]
+    },
+}
