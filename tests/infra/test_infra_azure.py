@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, ROOT, Recording, Registration
+from infra_mocks import PROJECT, ROOT, Recording, Registration, record
 
+from infra import clouds
 from infra.clouds.azure import settings as azure
+from infra.contract import Identity
 from infra.problems import Problem, SettingsError
 from infra.settings import JobSettings
 from infra.stack import parse
@@ -515,6 +517,21 @@ def test_the_trainers_service_account_and_no_other_becomes_its_identity(stack: S
     assert federation["subject"] == "system:serviceaccount:jobs:trainer"
     assert federation["audiences"] == ["api://AzureADTokenExchange"]
     assert federation["issuer"] == "https://eastus.oic.prod-aks.azure.com/tenant/cluster/"
+
+
+def test_a_pod_carries_what_workload_identity_and_the_buckets_client_look_for() -> None:
+    made: list[Identity] = []
+
+    def program() -> None:
+        made.append(clouds.load("azure").provision("identity", _settings({})).identity)
+
+    recording = record(program, {}, "azure")
+    assert recording.error is None
+    (identity,) = made
+    assert set(identity.annotations) == {"azure.workload.identity/client-id"}
+    assert identity.pod_labels == {"azure.workload.identity/use": "true"}
+    assert identity.env == {"AZURE_STORAGE_ANON": "false"}, "adlfs would try anonymously first"
+    assert identity.service_account == "trainer", "the federated credential names it"
 
 
 def test_the_trainer_may_use_the_container_and_nothing_else(stack: Stack) -> None:
