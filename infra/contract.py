@@ -155,13 +155,14 @@ class Storage:
 class Identity:
     """How a pod reaches the bucket without a key: its service account's annotations and its own labels.
 
-    The workloads create the service account. `secret_name` names a Secret whose entries become environment variables,
-    for clusters that have no keyless identity.
+    The workloads create the service account and set `env` in every container that opens the bucket. `secret_name`
+    names a Secret whose entries become environment variables, for clusters that have no keyless identity.
     """
 
     service_account: str = "trainer"
     annotations: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     pod_labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     secret_name: str | None = None
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, ROOT, Recording, Registration
+from infra_mocks import PROJECT, ROOT, Recording, Registration, record
 
+from infra import clouds
 from infra.clouds.azure import settings as azure
+from infra.contract import Identity
 from infra.problems import Problem, SettingsError
 from infra.settings import JobSettings
 from infra.stack import parse
@@ -40,8 +42,24 @@ TRIAL = {"gpu.instance_type": "Standard_NC4as_T4_v3"}
 SPOT = {"gpu.capacity": "spot"}
 SUBSCRIPTION = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/capacity/providers"
 RESERVATION = f"{SUBSCRIPTION}/Microsoft.Compute/capacityReservationGroups/nd"
-RESERVED = {"gpu.capacity": "reservation", "gpu.reservation_id": RESERVATION}
+RESERVED = TRIAL | {"gpu.capacity": "reservation", "gpu.reservation_id": RESERVATION}
 OPEN = {"network.authorized_cidrs": ["203.0.113.0/24", "198.51.100.7/32"]}
+
+VAULT = f"{SUBSCRIPTION}/Microsoft.KeyVault/vaults/keys"
+GROUP = "01234567-89ab-cdef-0123-456789abcdef"
+#: Choices that do not touch each other, in one run: every run registers eighty resources.
+CHOSEN: dict[str, object] = {
+    "kubernetes.kms_key_id": "https://keys.vault.azure.net/keys/etcd/0123456789abcdef",
+    "kubernetes.kms_vault_id": VAULT,
+    "kubernetes.admin_group_ids": [GROUP],
+    "monitoring.public_grafana": True,
+    "namespace": "jobs",
+    "storage.size_gib": 4096,
+    "storage.tier": "Ultra",
+    "gpu.zone": 2,
+}
+KEPT = {"storage.on_destroy": "keep", "storage.expire_checkpoints_after_days": 30}
+DELETED = {"storage.on_destroy": "delete", "storage.expire_checkpoints_after_days": 30}
 
 #: Built-in roles that reach far; each may be given on one resource only, never on a group or a subscription.
 CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"
@@ -133,23 +151,20 @@ def test_subnets_of_one_vnet_are_made_one_after_the_other(stack: Stack) -> None:
     assert recording.needs(_subnet(recording, "endpoints"), _subnet(recording, "netapp"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "groups"),
-    [
-        ({}, 0),
-        (TRIAL, 1),
-        ({"network.proximity_placement": True}, 1),
-        (RESERVED, 0),
-        ({**TRIAL, **RESERVED}, 0),
-        ({**TRIAL, "network.proximity_placement": False}, 0),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "groups"), [({}, 0), (TRIAL, 1), (RESERVED, 0)])
 def test_a_placement_group_is_made_where_nodes_talk_tcp_and_never_beside_a_reservation(
     stack: Stack, overrides: Mapping[str, object], groups: int
 ) -> None:
     recording = stack("azure", overrides)
     assert len(recording.of_type(PLACEMENT)) == groups
     assert ("proximityPlacementGroupID" in recording.one(POOL).inputs) is bool(groups)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("size", ["Standard_ND96asr_v4", "Standard_NC4as_T4_v3"])
+def test_a_placement_group_can_be_chosen_or_declined(size: str, chosen: bool) -> None:
+    settings = _settings({"gpu": {"instance_type": size}, "network": {"proximity_placement": chosen}})
+    assert settings.proximity_placement is chosen
 
 
 # Cluster
@@ -197,13 +212,11 @@ def test_disks_and_caches_of_all_nodes_are_encrypted_on_their_host(stack: Stack)
 
 
 def test_a_key_of_the_stacks_own_encrypts_secrets(stack: Stack) -> None:
-    vault = f"{SUBSCRIPTION}/Microsoft.KeyVault/vaults/keys"
-    key = "https://keys.vault.azure.net/keys/etcd/0123456789abcdef"
-    recording = stack("azure", {"kubernetes.kms_key_id": key, "kubernetes.kms_vault_id": vault})
+    recording = stack("azure", CHOSEN)
     cluster = recording.one(AKS)
-    assert cluster.inputs["securityProfile"]["azureKeyVaultKms"]["keyId"] == key
+    assert cluster.inputs["securityProfile"]["azureKeyVaultKms"]["keyId"] == CHOSEN["kubernetes.kms_key_id"]
     unwraps = recording.one(ROLE, "azure-key")
-    assert unwraps.inputs["scope"] == f"{vault}/keys/etcd", "the key, not the vault"
+    assert unwraps.inputs["scope"] == f"{VAULT}/keys/etcd", "the key, not the vault"
     assert recording.needs(cluster, unwraps)
 
 
@@ -240,11 +253,10 @@ def test_kubernetes_objects_wait_for_an_administrators_role(stack: Stack) -> Non
 
 
 def test_named_groups_administer_the_cluster_instead_of_whoever_runs_the_program(stack: Stack) -> None:
-    group = "01234567-89ab-cdef-0123-456789abcdef"
-    recording = stack("azure", {"kubernetes.admin_group_ids": [group]})
-    assert recording.one(AKS).inputs["aadProfile"]["adminGroupObjectIDs"] == [group]
+    recording = stack("azure", CHOSEN)
+    assert recording.one(AKS).inputs["aadProfile"]["adminGroupObjectIDs"] == [GROUP]
     people = {role["principalId"] for name, role in _roles(recording).items() if name.endswith("-01234567")}
-    assert people == {group}
+    assert people == {GROUP}
     assert "caller-object" not in {role["principalId"] for role in _roles(recording).values()}
 
 
@@ -311,7 +323,6 @@ def test_reserved_nodes_come_from_the_group_and_aks_may_use_it(stack: Stack) -> 
     [
         ({}, "None", "gpu-operator"),
         ({"gpu.driver": "aks"}, "Install", "nvidia-device-plugin"),
-        ({"gpu.driver": "operator"}, "None", "gpu-operator"),
         (TRIAL, "Install", "nvidia-device-plugin"),
         ({**TRIAL, "gpu.driver": "operator"}, "None", "gpu-operator"),
     ],
@@ -379,18 +390,22 @@ def test_features_that_the_subscription_must_have_are_named(stack: Stack) -> Non
 
 
 def test_a_zone_holds_gpu_nodes_and_volume_alike(stack: Stack) -> None:
-    for spelling in (2, "2", "eastus-2"):
-        recording = stack("azure", {"gpu.zone": spelling})
-        assert recording.one(POOL).inputs["availabilityZones"] == ["2"]
-        assert recording.one(NETAPP_VOLUME).inputs["zones"] == ["2"]
+    recording = stack("azure", CHOSEN)
+    assert recording.one(POOL).inputs["availabilityZones"] == ["2"]
+    assert recording.one(NETAPP_VOLUME).inputs["zones"] == ["2"]
     assert "availabilityZones" not in stack("azure").one(POOL).inputs
+
+
+@pytest.mark.parametrize("spelling", [2, "2", "eastus-2"])
+def test_a_zone_is_a_number_or_the_label_of_its_nodes(spelling: object) -> None:
+    assert _settings({"gpu": {"instance_type": "Standard_ND96asr_v4", "zone": spelling}}).zones == ["2"]
 
 
 # Storage
 
 
 def test_netapp_sizes_are_bytes_and_the_volume_fills_its_pool(stack: Stack) -> None:
-    recording = stack("azure", {"storage.size_gib": 4096})
+    recording = stack("azure", CHOSEN)
     assert recording.one(NETAPP_POOL).inputs["size"] == 4096 * 1024**3 == 4398046511104
     assert recording.one(NETAPP_VOLUME).inputs["usageThreshold"] == 4398046511104
     claim = recording.one("kubernetes:core/v1:PersistentVolumeClaim").inputs
@@ -398,11 +413,15 @@ def test_netapp_sizes_are_bytes_and_the_volume_fills_its_pool(stack: Stack) -> N
 
 
 @pytest.mark.parametrize(("tier", "mibps"), [("Standard", 64), ("Premium", 256), ("Ultra", 512)])
-def test_the_true_speed_of_the_tier_is_stated(stack: Stack, tier: str, mibps: int) -> None:
-    recording = stack("azure", {"storage.size_gib": 4096, "storage.tier": tier})
+def test_the_true_speed_of_a_tier_follows_from_its_size(tier: str, mibps: int) -> None:
+    assert _settings({"storage": {"size_gib": 4096, "tier": tier}}).storage.throughput_mibps == mibps
+
+
+def test_the_volume_has_the_tier_that_was_asked_for_and_states_its_speed(stack: Stack) -> None:
+    recording = stack("azure", CHOSEN)
     pool, volume = recording.one(NETAPP_POOL).inputs, recording.one(NETAPP_VOLUME).inputs
-    assert (pool["serviceLevel"], volume["serviceLevel"]) == (tier, tier)
-    assert volume["tags"]["throughput-mibps"] == str(mibps)
+    assert (pool["serviceLevel"], volume["serviceLevel"]) == ("Ultra", "Ultra")
+    assert volume["tags"]["throughput-mibps"] == "512"
     assert "throughputMibps" not in volume, "a pool of automatic quality refuses it"
 
 
@@ -483,11 +502,11 @@ def test_services_are_reached_by_private_addresses_under_their_usual_names(stack
     assert len(recording.of_type("azure-native:network:PrivateDnsZoneGroup")) == len(endpoints) == len(linked)
 
 
-@pytest.mark.parametrize(("on_destroy", "kept"), [("keep", True), ("delete", False)])
+@pytest.mark.parametrize(("overrides", "kept"), [(KEPT, True), (DELETED, False)])
 def test_checkpoints_that_are_kept_keep_their_account_and_its_resource_group(
-    stack: Stack, on_destroy: str, kept: bool
+    stack: Stack, overrides: Mapping[str, object], kept: bool
 ) -> None:
-    recording = stack("azure", {"storage.on_destroy": on_destroy, "storage.expire_checkpoints_after_days": 30})
+    recording = stack("azure", overrides)
     retained = {item.type.rpartition(":")[2] for item in recording.registrations if item.retained}
     expected = {"ResourceGroup", "StorageAccount", "BlobContainer", "ManagementPolicy"}
     assert retained == (expected if kept else set()), "nothing else may stay behind with a bill"
@@ -500,7 +519,7 @@ def test_checkpoints_that_are_kept_keep_their_account_and_its_resource_group(
 def test_old_checkpoints_expire_when_asked_and_nothing_else_does(stack: Stack) -> None:
     token = "azure-native:storage:ManagementPolicy"
     assert not stack("azure").of_type(token)
-    policy = stack("azure", {"storage.expire_checkpoints_after_days": 30}).one(token).inputs["policy"]
+    policy = stack("azure", KEPT).one(token).inputs["policy"]
     (rule,) = policy["rules"]
     assert rule["definition"]["filters"]["prefixMatch"] == ["training/checkpoints/"]
     assert rule["definition"]["actions"]["baseBlob"]["delete"] == {"daysAfterModificationGreaterThan": 30}
@@ -510,11 +529,26 @@ def test_old_checkpoints_expire_when_asked_and_nothing_else_does(stack: Stack) -
 
 
 def test_the_trainers_service_account_and_no_other_becomes_its_identity(stack: Stack) -> None:
-    recording = stack("azure", {"namespace": "jobs"})
+    recording = stack("azure", CHOSEN)
     federation = recording.one("azure-native:managedidentity:FederatedIdentityCredential").inputs
     assert federation["subject"] == "system:serviceaccount:jobs:trainer"
     assert federation["audiences"] == ["api://AzureADTokenExchange"]
     assert federation["issuer"] == "https://eastus.oic.prod-aks.azure.com/tenant/cluster/"
+
+
+def test_a_pod_carries_what_workload_identity_and_the_buckets_client_look_for() -> None:
+    made: list[Identity] = []
+
+    def program() -> None:
+        made.append(clouds.load("azure").provision("identity", _settings({})).identity)
+
+    recording = record(program, {}, "azure")
+    assert recording.error is None
+    (identity,) = made
+    assert set(identity.annotations) == {"azure.workload.identity/client-id"}
+    assert identity.pod_labels == {"azure.workload.identity/use": "true"}
+    assert identity.env == {"AZURE_STORAGE_ANON": "false"}, "adlfs would try anonymously first"
+    assert identity.service_account == "trainer", "the federated credential names it"
 
 
 def test_the_trainer_may_use_the_container_and_nothing_else(stack: Stack) -> None:
@@ -539,13 +573,13 @@ def test_the_registry_has_no_admin_user_and_no_anonymous_pulls(stack: Stack) -> 
     assert registry["anonymousPullEnabled"] is False
 
 
-@pytest.mark.parametrize("overrides", [{}, SPOT, RESERVED, {"network.proximity_placement": True}])
+@pytest.mark.parametrize("overrides", [{}, CHOSEN, TRIAL, RESERVED])
 def test_no_role_is_given_on_more_than_one_resource(stack: Stack, overrides: Mapping[str, object]) -> None:
     recording = stack("azure", overrides)
     groups = {f"{item.name}-id" for item in recording.of_type("azure-native:resources:ResourceGroup")}
     own = {f"{item.name}-id" for item in recording.registrations} - groups
     for name, role in _roles(recording).items():
-        assert role["scope"] in own | {RESERVATION}, f"{name} reaches {role['scope']}"
+        assert role["scope"] in own | {RESERVATION, f"{VAULT}/keys/etcd"}, f"{name} reaches {role['scope']}"
         assert not role["roleDefinitionId"].endswith(OWNER)
     broad = {name for name, role in _roles(recording).items() if role["roleDefinitionId"].endswith(CONTRIBUTOR)}
     assert broad <= {"azure-reservation", "azure-placement"}, "AKS asks for it there, on that one resource"
@@ -570,7 +604,7 @@ def test_the_clusters_metrics_reach_the_workspace_and_grafana_reads_them(stack: 
 
 def test_grafana_is_private_unless_it_is_asked_to_be_public(stack: Stack) -> None:
     assert stack("azure").one(GRAFANA).inputs["properties"]["publicNetworkAccess"] == "Disabled"
-    public = stack("azure", {"monitoring.public_grafana": True}).one(GRAFANA).inputs["properties"]
+    public = stack("azure", CHOSEN).one(GRAFANA).inputs["properties"]
     assert public["publicNetworkAccess"] == "Enabled"
     assert public["apiKey"] == "Disabled"
 
@@ -588,7 +622,7 @@ def _taggable(token: str) -> bool:
     return "tags" in inspect.signature(made._internal_init).parameters
 
 
-@pytest.mark.parametrize("overrides", [{}, {"network.proximity_placement": True}])
+@pytest.mark.parametrize("overrides", [{}, TRIAL])
 def test_every_taggable_resource_is_tagged(stack: Stack, overrides: Mapping[str, object]) -> None:
     expected = {"project": PROJECT, "stack": "azure", "owner": "ml-platform", "cost-centre": "recommendation"}
     taggable = [

@@ -158,6 +158,8 @@ class ObjectStore(pulumi.ComponentResource):
         self.identity = Identity(
             annotations={"azure.workload.identity/client-id": trainer.client_id},
             pod_labels={"azure.workload.identity/use": "true"},
+            # adlfs, which opens abfs:// for fsspec, tries without any credential unless told not to.
+            env={"AZURE_STORAGE_ANON": "false"},
         )
         return federation, allowed
 
