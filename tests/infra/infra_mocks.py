@@ -112,7 +112,7 @@ class _Mocks(mocks.Mocks):
         self.recording.calls.append((args.token, args.args))
         answer = self.calls.get(args.token)
         assert answer, f"no imitation of the call {args.token}: add it to CALLS of the cloud's imitation"
-        return answer(args.args), None
+        return answer(args.args), []
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         computed = self.outputs.get(args.typ, lambda name, inputs: {})(args.name, args.inputs)
