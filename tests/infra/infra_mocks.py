@@ -53,6 +53,8 @@ class Registration:
     retained: bool
     protected: bool
     custom: bool
+    ignored: tuple[str, ...]
+    deleted_first: bool
 
     @property
     def parent_name(self) -> str:
@@ -147,6 +149,8 @@ def _registration(request: Any, urn: str, inputs: Mapping[str, Any]) -> Registra
         retained=request.retainOnDelete,
         protected=bool(request.protect),
         custom=request.custom,
+        ignored=tuple(request.ignoreChanges),
+        deleted_first=request.deleteBeforeReplace,
     )
 
 
