@@ -69,6 +69,28 @@ class TopTower(nn.Module):
         return logits.squeeze(1).float()
 
 
+class MeanPooling(nn.Module):
+    """Sums of embeddings -> means, by the number of ids of each sample; no id at all stays a zero vector.
+
+    TorchRec's own mean pooling is not used: as soon as one table is sharded row-wise, it divides the output of every
+    table, also of those whose kernel has divided already (torchrec 1.9.2, ShardedEmbeddingBagCollection).
+    """
+
+    def __init__(self, features: tuple[str, ...]) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, summed: KeyedTensor, sparse: KeyedJaggedTensor) -> KeyedTensor:
+        """F pooled sums and the F sparse features, whose order may differ -> F means in the order of the sums."""
+        keys = summed.keys()
+        row = {feature: f for f, feature in enumerate(sparse.keys())}
+        lengths_FB = sparse.lengths().view(len(row), -1)[[row[key] for key in keys]]
+        values = summed.values()
+        sums_BFD = values.view(lengths_FB.shape[1], len(keys), -1)
+        means_BFD = sums_BFD / lengths_FB.t().clamp(min=1).to(values.dtype).unsqueeze(2)
+        return KeyedTensor(keys, summed.length_per_key(), means_BFD.flatten(1))
+
+
 class Dlrm(nn.Module):
     """Deep learning recommendation model (Naumov et al. 2019), with the embedding collection as its one sharded
     part."""
@@ -83,14 +105,18 @@ class Dlrm(nn.Module):
         super().__init__()
         features = config.data.sparse_features
         self.embeddings = EmbeddingBagCollection(
-            tables=table_configs(config, rows or config.rows_per_table), device=tables_device
+            tables=table_configs(config, rows or config.rows_per_table, PoolingType.SUM), device=tables_device
         )
+        self.mean_pooling = MeanPooling(features) if config.model.pooling == "mean" else None
         self.dense_tower = DenseTower(len(config.data.dense_features), config.model, precision)
         self.top_tower = TopTower(features, config.model, precision)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Dense features (B, num_dense) and F sparse features -> logits (B)."""
-        logits: Tensor = self.top_tower(self.dense_tower(dense), self.embeddings(sparse))
+        pooled = self.embeddings(sparse)
+        if self.mean_pooling is not None:
+            pooled = self.mean_pooling(pooled, sparse)
+        logits: Tensor = self.top_tower(self.dense_tower(dense), pooled)
         return logits
 
 
@@ -118,9 +144,8 @@ class TrainTask(nn.Module):
         return result
 
 
-def table_configs(config: TrainConfig, rows: tuple[int, ...]) -> list[EmbeddingBagConfig]:
+def table_configs(config: TrainConfig, rows: tuple[int, ...], pooling: PoolingType) -> list[EmbeddingBagConfig]:
     """One table per sparse feature, in canonical order."""
-    pooling = PoolingType.SUM if config.model.pooling == "sum" else PoolingType.MEAN
     return [
         EmbeddingBagConfig(
             name=table,

@@ -7,6 +7,7 @@ An exported folder holds `model.json` (configuration, quantisation, where it cam
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +93,7 @@ def load(folder: Path) -> ExportedModel:
         raise UserError(
             f"--model {folder}: {Path(error.filename).name} is missing; make it with `python -m trainer export`"
         ) from None
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

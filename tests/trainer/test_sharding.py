@@ -25,7 +25,7 @@ SAME_MATHS = [
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of workers/sharding.py on two processes."""
     return run_workers("sharding", 2, tmp_path_factory.mktemp("sharding"))
 
@@ -59,10 +59,10 @@ def dense(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_initial_weights_are_the_same_to_the_last_bit(
-    plan: str, pair: Path, reference: dict[str, dict[str, Any]]
+    plan: str, sharded: Path, reference: dict[str, dict[str, Any]]
 ) -> None:
     expected = reference["sgd"]["start"]
-    for found in (result(pair, f"{plan}-sgd")["start"], single(PLANS[plan])["start"]):
+    for found in (result(sharded, f"{plan}-sgd")["start"], single(PLANS[plan])["start"]):
         for table in TABLES:
             assert torch.equal(tables(found)[table], tables(expected)[table]), (
                 f"{table} starts with other weights under {plan}"
@@ -87,9 +87,9 @@ def test_initial_weights_lie_in_the_published_bound_and_differ_between_tables(
 
 @pytest.mark.parametrize(("plan", "kind"), SAME_MATHS)
 def test_two_processes_train_what_one_does_under_every_plan(
-    plan: str, kind: str, pair: Path, reference: dict[str, dict[str, Any]]
+    plan: str, kind: str, sharded: Path, reference: dict[str, dict[str, Any]]
 ) -> None:
-    found, expected = result(pair, f"{plan}-{kind}"), reference[kind]
+    found, expected = result(sharded, f"{plan}-{kind}"), reference[kind]
     assert found["losses"] == pytest.approx(expected["losses"], abs=CLOSE), "the losses differ"
     for table in TABLES:
         torch.testing.assert_close(
@@ -107,27 +107,30 @@ def test_one_process_trains_the_same_under_every_plan(
 
 @pytest.mark.parametrize("plan", ["column_wise", "mixed"])
 def test_row_wise_adagrad_on_split_columns_still_trains(
-    plan: str, pair: Path, reference: dict[str, dict[str, Any]]
+    plan: str, sharded: Path, reference: dict[str, dict[str, Any]]
 ) -> None:
-    found, expected = result(pair, f"{plan}-rowwise_adagrad")["losses"], reference["rowwise_adagrad"]["losses"]
+    found, expected = result(sharded, f"{plan}-rowwise_adagrad")["losses"], reference["rowwise_adagrad"]["losses"]
     assert found[0] == pytest.approx(expected[0], abs=CLOSE), "the first loss is before any update"
     assert found == pytest.approx(expected, abs=5e-3), "its step sizes are per column shard, so nearly the same"
 
 
-def test_several_ids_per_feature_are_pooled_alike(pair: Path) -> None:
-    expected = single(PLANS["table_wise"] | {"data.ids_per_feature": 3, "model.pooling": "mean"})
-    assert result(pair, "row_wise-several")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
+@pytest.mark.parametrize("plan", ["row_wise", "mixed"])
+def test_the_mean_of_several_ids_is_taken_alike(plan: str, sharded: Path) -> None:
+    several = {"data.ids_per_feature": 3, "model.pooling": "mean", "optim.sparse.optimizer": "adagrad"}
+    expected = single(PLANS["table_wise"] | several)["losses"]
+    assert result(sharded, f"{plan}-several")["losses"] == pytest.approx(expected, abs=CLOSE), "two processes"
+    assert single(PLANS[plan] | several)["losses"] == pytest.approx(expected, abs=CLOSE), "one process"
 
 
-def test_the_cross_network_reads_the_features_in_order_under_a_mixed_plan(pair: Path) -> None:
+def test_the_cross_network_reads_the_features_in_order_under_a_mixed_plan(sharded: Path) -> None:
     expected = single(PLANS["table_wise"] | {"model.interaction": "dcn", "optim.sparse.optimizer": "sgd"})
-    assert result(pair, "dcn-mixed")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
+    assert result(sharded, "dcn-mixed")["losses"] == pytest.approx(expected["losses"], abs=CLOSE)
 
 
 @pytest.mark.parametrize(("forward", "backward"), [("fp16", "fp16"), ("int8", "fp16"), ("fp32", "fp16")])
-def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, backward: str, pair: Path) -> None:
-    found = result(pair, f"wire-{forward}-{backward}")["losses"]
-    full = result(pair, "table_wise-rowwise_adagrad")["losses"]
+def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, backward: str, sharded: Path) -> None:
+    found = result(sharded, f"wire-{forward}-{backward}")["losses"]
+    full = result(sharded, "table_wise-rowwise_adagrad")["losses"]
     assert found != full, "the option does not reach the all-to-all"
     assert (found[0] == full[0]) == (forward == "fp32"), "the first loss is changed by the forward precision alone"
     assert found == pytest.approx(full, abs=2e-2)
@@ -144,19 +147,19 @@ def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise", "data_parallel"])
-def test_tables_go_where_the_type_allows(plan: str, pair: Path) -> None:
-    assert [t.sharding for t in result(pair, f"{plan}-sgd")["plan"]] == [plan] * 3
+def test_tables_go_where_the_type_allows(plan: str, sharded: Path) -> None:
+    assert [t.sharding for t in result(sharded, f"{plan}-sgd")["plan"]] == [plan] * 3
 
 
-def test_each_table_goes_where_its_own_list_says(pair: Path) -> None:
-    described = result(pair, "mixed-sgd")["plan"]
+def test_each_table_goes_where_its_own_list_says(sharded: Path) -> None:
+    described = result(sharded, "mixed-sgd")["plan"]
     assert [t.table for t in described] == list(TABLES), "in canonical order"
     assert [t.sharding for t in described] == ["row_wise", "column_wise", "data_parallel"]
 
 
-def test_the_bytes_of_the_plan_add_up_to_the_tables(pair: Path) -> None:
+def test_the_bytes_of_the_plan_add_up_to_the_tables(sharded: Path) -> None:
     for plan in PLANS:
-        for described, rows in zip(result(pair, f"{plan}-sgd")["plan"], ROWS, strict=True):
+        for described, rows in zip(result(sharded, f"{plan}-sgd")["plan"], ROWS, strict=True):
             size, held = rows * DIM * 4, described.bytes_per_rank
             assert (described.rows, described.dim) == (rows, DIM)
             if described.sharding == "data_parallel":
@@ -169,8 +172,8 @@ def test_the_bytes_of_the_plan_add_up_to_the_tables(pair: Path) -> None:
                 assert held == {0: (rows + 1) // 2 * DIM * 4, 1: rows // 2 * DIM * 4}, "half the rows each"
 
 
-def test_table_wise_tables_are_spread_over_the_processes(pair: Path) -> None:
-    described = result(pair, "table_wise-sgd")["plan"]
+def test_table_wise_tables_are_spread_over_the_processes(sharded: Path) -> None:
+    described = result(sharded, "table_wise-sgd")["plan"]
     assert {rank for t in described for rank in t.bytes_per_rank} == {0, 1}, "one process has no table"
 
 

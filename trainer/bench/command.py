@@ -42,7 +42,9 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if "WORLD_SIZE" not in environ:
         from trainer.launch import launch
 
-        return launch(["--nproc", nproc, "bench", "--in-job", *arguments])
+        # Without --nproc: the launcher would take it for a beginning of its own options.
+        measured = [f"--blocks={options.blocks}", f"--steps={options.steps}", f"--warmup={options.warmup}"]
+        return launch(["--nproc", nproc, "bench", *measured, *rest])
     config = load_config(rest, environ)
     from trainer.bench.steps import bench_steps
     from trainer.runtime import running
@@ -63,7 +65,6 @@ def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--nproc", default="auto")
     parser.add_argument("--data", action="store_true")
-    parser.add_argument("--in-job", action="store_true")
     try:
         found, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:

@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from trainer.config import TrainConfig
@@ -27,7 +28,8 @@ from trainer.tables import initialize_tables, replicated_parameters
 
 def build_stock(config: TrainConfig, runtime: Runtime) -> Job:
     """Collective: the stock model, planned, sharded and initialised the way TorchRec's examples do."""
-    tables = table_configs(config, config.rows_per_table)
+    pooling = PoolingType.SUM if config.model.pooling == "sum" else PoolingType.MEAN
+    tables = table_configs(config, config.rows_per_table, pooling)
     collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)

@@ -41,7 +41,9 @@ def main() -> None:
             wire = {"sharding.forward_precision": forward, "sharding.backward_precision": backward}
             record(f"wire-{forward}-{backward}", PLANS["table_wise"] | wire, runtime, results)
         several_ids = {"data.ids_per_feature": 3, "model.pooling": "mean"}
-        record("row_wise-several", PLANS["row_wise"] | several_ids, runtime, results)
+        for plan in ("row_wise", "mixed"):
+            adagrad = several_ids | {"optim.sparse.optimizer": "adagrad"}
+            record(f"{plan}-several", PLANS[plan] | adagrad, runtime, results)
         cross = {"model.interaction": "dcn", "optim.sparse.optimizer": "sgd"}
         record("dcn-mixed", PLANS["mixed"] | cross, runtime, results)
 

@@ -1,0 +1,188 @@
+"""Who may import whom (design, section 2), and which names each package gives to others."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = [name for name in ("trainer", "infra", "workloads") if (ROOT / name / "__init__.py").exists()]
+CLOUD_SDKS = {
+    "pulumi_aws",
+    "pulumi_eks",
+    "pulumi_azure_native",
+    "pulumi_azuread",
+    "pulumi_gcp",
+    "boto3",
+    "azure",
+    "google",
+}
+
+# Public names: others rely on them, so a change here is a change of a contract.
+EXPORTS = {
+    "trainer.bench": ["bench_main"],
+    "trainer.checkpoint": ["CheckpointStore", "Checkpointer", "FsspecStore", "Progress", "open_store"],
+    "trainer.data": ["Batch", "KnowsBestAuc", "Source", "SourceContext", "jagged_batch", "one_id_batch", "open_source"],
+    "trainer.metrics": ["Quality", "Reporter"],
+}
+
+
+def files(package: str) -> list[Path]:
+    """The modules of a package."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def statements(tree: ast.AST, lazy: bool) -> Iterator[ast.stmt]:
+    """Statements that an import runs, with `lazy` also those inside functions; never what is for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if type_checking(node):
+            continue
+        if not lazy and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+        yield from statements(node, lazy)
+
+
+def imports(path: Path, lazy: bool = True) -> set[str]:
+    """Full names of what a module imports, `a.b.c` also for `from a.b import c`."""
+    name, found = module_name(path), set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")), lazy):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def tops(path: Path, lazy: bool = True) -> set[str]:
+    return {name.partition(".")[0] for name in imports(path, lazy)}
+
+
+def within(name: str, *allowed: str) -> bool:
+    return any(name == a or name.startswith(a + ".") for a in allowed)
+
+
+def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path) -> None:
+    file = ROOT / "trainer" / "data" / "made_up.py"
+    text = "import a.b\nfrom c import d\nfrom . import e\nfrom ..x import y\ndef f():\n    import lazy\n"
+    tree = tmp_path / "trainer" / "data" / "made_up.py"
+    tree.parent.mkdir(parents=True)
+    tree.write_text(text + "if TYPE_CHECKING:\n    import never\n", encoding="utf-8")
+    moved = pytest.MonkeyPatch()
+    with moved.context() as patch:
+        patch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+        assert imports(tree) == {"a.b", "c.d", "trainer.data.e", "trainer.x.y", "lazy"}
+        assert imports(tree, lazy=False) == {"a.b", "c.d", "trainer.data.e", "trainer.x.y"}
+    assert not file.exists()
+
+
+def test_the_trainer_knows_nothing_of_the_clouds() -> None:
+    for path in files("trainer"):
+        foreign = {top for top in tops(path) if top in {"infra", "workloads"} | CLOUD_SDKS or top.startswith("pulumi")}
+        assert not foreign, f"{path} imports {foreign}: the image would need what provisions it"
+
+
+def test_the_settings_import_pydantic_and_the_standard_library_alone() -> None:
+    foreign = tops(ROOT / "trainer" / "config.py") - set(sys.stdlib_module_names) - {"pydantic"}
+    assert not foreign, "a cluster program builds a TrainConfig without torch"
+
+
+@pytest.mark.parametrize(
+    "name", ["__main__", "cli", "options", "help", "errors", "config", "launch", "export", "predict", "bench.command"]
+)
+def test_what_answers_at_once_imports_nothing_heavy_before_it_must(name: str) -> None:
+    path = ROOT / "trainer" / (name.replace(".", "/") + ".py")
+    heavy = {"torch", "torchrec", "fbgemm_gpu", "numpy", "pyarrow", "polars", "fsspec", "tensorboard", "sklearn"}
+    assert not tops(path, lazy=False) & heavy, f"{path} would make --help take seconds"
+
+
+def test_one_room_of_the_trainer_knows_how_torchrec_lays_out_shards() -> None:
+    knows = {
+        module_name(path)
+        for path in files("trainer")
+        if any("sharded_tensor" in n or "ShardedEmbeddingBagCollection" in n for n in imports(path))
+    }
+    assert knows <= {"trainer.tables", "trainer.checkpoint.state"}, "the layout of shards leaks"
+
+
+def test_the_parts_of_the_trainer_depend_in_one_direction() -> None:
+    below = {
+        "trainer.config": (),
+        "trainer.errors": (),
+        "trainer.options": ("trainer.config", "trainer.errors"),
+        "trainer.data": ("trainer.config", "trainer.errors", "trainer.data"),
+        "trainer.interaction": (),
+        "trainer.numerics": ("trainer.errors",),
+        "trainer.runtime": ("trainer.config", "trainer.errors", "trainer.numerics"),
+        "trainer.optim": ("trainer.config", "trainer.errors"),
+        "trainer.tables": ("trainer.optim",),
+        "trainer.checkpoint": (
+            "trainer.checkpoint", "trainer.config", "trainer.errors", "trainer.job", "trainer.tables", "trainer.optim",
+        ),
+    }  # fmt: skip
+    for room, allowed in below.items():
+        for path in files("trainer"):
+            if within(module_name(path), room):
+                own = {name for name in imports(path) if within(name, "trainer")}
+                wrong = {name for name in own if not within(name, *allowed)}
+                assert not wrong, f"{module_name(path)} imports {wrong}; legal: {allowed}"
+
+
+@pytest.mark.skipif("infra" not in PACKAGES, reason="infra is not part of this checkout yet")
+def test_infra_imports_neither_the_trainer_nor_what_it_needs() -> None:
+    for path in files("infra"):
+        assert not tops(path) & {"torch", "torchrec", "trainer", "workloads"}, path
+
+
+@pytest.mark.skipif("infra" not in PACKAGES, reason="infra is not part of this checkout yet")
+def test_a_clouds_sdk_is_imported_in_its_own_folder_alone() -> None:
+    for path in files("infra") + (files("workloads") if "workloads" in PACKAGES else []):
+        if "clouds" not in path.relative_to(ROOT).parts[:-2]:
+            assert not tops(path) & CLOUD_SDKS, f"{path} is not in infra/clouds/<cloud>"
+
+
+@pytest.mark.skipif("workloads" not in PACKAGES, reason="workloads is not part of this checkout yet")
+def test_workloads_read_the_contract_and_the_settings_alone() -> None:
+    for path in files("workloads"):
+        at_once = {name for name in imports(path, lazy=False) if within(name, "infra", "trainer")}
+        later = {name for name in imports(path) if within(name, "infra", "trainer")} - at_once
+        contract = ("infra.contract", "infra.catalog", "trainer.config")
+        wrong = {n for n in at_once if not within(n, *contract)} | {
+            n for n in later if not within(n, *contract, "trainer.planner")
+        }
+        assert not wrong, f"{path} imports {wrong}"
+
+
+@pytest.mark.parametrize("package", EXPORTS)
+def test_a_package_exports_the_names_of_the_frozen_list(package: str) -> None:
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+    )
+    assert sorted(names) == sorted(EXPORTS[package]), "a public name came or went: others import these"
+
+
+def test_every_package_of_the_trainer_is_in_the_frozen_list() -> None:
+    found = {module_name(p) for p in files("trainer") if p.name == "__init__.py"} - {"trainer"}
+    assert found == set(EXPORTS)

@@ -1,0 +1,60 @@
+"""The bench command measures both steps and ends with a line that a program can read; the speeds are not tested."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+from small_jobs import tiny_tree, trainer
+
+from trainer.cli import main
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer bench` on two processes."""
+    file: Path = tmp_path_factory.mktemp("bench") / "config.json"
+    file.write_text(json.dumps(tiny_tree()), encoding="utf-8")
+    done = trainer("bench", "--nproc", "2", "--blocks", "3", "--steps", "2", "--warmup", "1", "--config", str(file))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_last_line_is_json_with_both_rates_and_their_ratio(bench: subprocess.CompletedProcess[str]) -> None:
+    result = json.loads(bench.stdout.splitlines()[-1])
+    assert result["ours"] > 0
+    assert result["stock"] > 0
+    assert (result["processes"], result["batch_per_process"], result["blocks"], result["steps"]) == (2, 24, 3, 2)
+    ratios = [a / b for a, b in zip(result["ours_blocks"], result["stock_blocks"], strict=True)]
+    assert len(ratios) == 3
+    assert result["ratio"] == pytest.approx(statistics.median(ratios)), (
+        "the median of the ratios of neighbouring blocks"
+    )
+
+
+def test_a_table_comes_before_it(bench: subprocess.CompletedProcess[str]) -> None:
+    text = "\n".join(bench.stdout.splitlines()[:-1])
+    assert re.search(r"ours \(fp32\)", text)
+    assert re.search(r"stock \(fp32\)", text)
+    assert "ratio ours / stock" in text
+    assert bench.stderr == "", "libraries chatter"
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--blocks", "0"], "--blocks, --steps and --warmup are 1 or more"),
+        (["--steps", "many"], "invalid int value: 'many'"),
+        (["--data", "--train.stepz", "3"], "unknown option --train.stepz"),
+        (["--nproc", "none"], "--nproc is 'none'"),
+    ],
+)
+def test_a_mistake_is_told(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *options]) == 2
+    message = capsys.readouterr().err
+    assert part in message
+    assert message.count("\n") == 1

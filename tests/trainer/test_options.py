@@ -1,0 +1,222 @@
+"""Every option reaches the code that it names: two values give two different runs, or two equal ones where they must.
+
+The lists below cover every option of the sections; a new option fails the first test until it has a case here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_jobs import PLANS, alone, first_steps, tiny
+
+from trainer import numerics
+from trainer.config import leaves
+from trainer.job import build_job
+from trainer.planner import describe_plan
+
+HERE = Path(__file__).parent
+SGD, ADAGRAD, ADAM = ({"optim.dense.optimizer": kind} for kind in ("sgd", "adagrad", "adam"))
+ADAMW, ROWWISE = {"optim.dense.optimizer": "adamw"}, {"optim.sparse.optimizer": "rowwise_adagrad"}
+SPARSE_ADAGRAD = {"optim.sparse.optimizer": "adagrad"}
+REPLICATED = PLANS["data_parallel"]
+POLYNOMIAL = {"optim.schedule.decay": "polynomial"}
+DCN = {"model.interaction": "dcn", "model.dcn_low_rank_dim": 4, "model.dcn_num_layers": 2}
+
+# (option, what else is set, one value, another value): the runs differ.
+DIFFER: list[tuple[str, dict[str, Any], Any, Any]] = [
+    *[("optim.sparse.optimizer", plan, a, b)
+      for plan in ({}, REPLICATED) for a, b in (("sgd", "adagrad"), ("adagrad", "rowwise_adagrad"))],
+    *[("optim.sparse.learning_rate", plan | {"optim.sparse.optimizer": kind}, 0.05, 0.5)
+      for plan in ({}, REPLICATED) for kind in ("sgd", "adagrad", "rowwise_adagrad")],
+    *[("optim.sparse.eps", plan | kind, 1e-8, 1e-2) for plan in ({}, REPLICATED) for kind in (SPARSE_ADAGRAD, ROWWISE)],
+    *[("optim.dense.optimizer", {}, a, b) for a, b in (("sgd", "adagrad"), ("adagrad", "adam"))],
+    ("optim.dense.optimizer", {"optim.dense.weight_decay": 0.5}, "adam", "adamw"),
+    *[("optim.dense.learning_rate", kind, 0.01, 0.02) for kind in (SGD, ADAGRAD, ADAM, ADAMW)],
+    *[("optim.dense.eps", kind, 1e-8, 1e-2) for kind in (ADAGRAD, ADAM, ADAMW)],
+    ("optim.dense.momentum", SGD, 0.0, 0.9),
+    *[("optim.dense.weight_decay", kind, 0.0, 0.5) for kind in (SGD, ADAGRAD, ADAM, ADAMW)],
+    *[("optim.dense.beta1", kind, 0.9, 0.1) for kind in (ADAM, ADAMW)],
+    *[("optim.dense.beta2", kind, 0.999, 0.5) for kind in (ADAM, ADAMW)],
+    *[("optim.dense.clip_norm", kind, None, 1e-3) for kind in (SGD, ADAM | {"optim.dense.eps": 1e-2})],
+    ("optim.schedule.decay", {}, "constant", "polynomial"),
+    ("optim.schedule.decay", {}, "polynomial", "cosine"),
+    ("optim.schedule.warmup_steps", {}, 0, 3),
+    ("optim.schedule.decay_start_step", POLYNOMIAL, 0, 2),
+    ("optim.schedule.decay_steps", POLYNOMIAL, None, 2),
+    ("optim.schedule.power", POLYNOMIAL, 1.0, 2.0),
+    ("optim.schedule.end_factor", POLYNOMIAL, 0.0, 0.5),
+    ("model.num_embeddings", {}, 50, 60),
+    ("model.num_embeddings_cap", {}, None, 20),
+    ("model.embedding_dim", {"model.dense_arch": None}, 8, 4),
+    ("model.pooling", {"data.ids_per_feature": 2}, "sum", "mean"),
+    ("model.dense_arch", {}, [16, 8], [12, 8]),
+    ("model.over_arch", {}, [16, 1], [12, 1]),
+    ("model.interaction", DCN, "dot", "dcn"),
+    ("model.dcn_num_layers", DCN, 1, 2),
+    ("model.dcn_low_rank_dim", DCN, 2, 4),
+    ("train.seed", {}, 0, 1),
+    ("train.batch_size", {}, 48, 32),
+]  # fmt: skip
+
+# (option, one value, another value): the losses are the same to the last bit.
+AGREE: list[tuple[str, Any, Any]] = [
+    ("train.pipeline", "sparse_dist", "base"),
+    ("train.pipeline", "sparse_dist", "none"),
+    ("sharding.types", ["table_wise"], ["row_wise"]),
+]
+
+# Options whose effect another test shows; a test here makes sure that it exists.
+ELSEWHERE = {
+    "optim.sparse.beta1": "test_optim.py::test_adam_for_the_tables_gets_all_its_settings_where_the_kernels_have_it",
+    "optim.sparse.beta2": "test_optim.py::test_adam_for_the_tables_gets_all_its_settings_where_the_kernels_have_it",
+    "sharding.tables": "test_sharding.py::test_each_table_goes_where_its_own_list_says",
+    "sharding.kernels": "test_options.py::test_the_kernel_is_one_of_those_allowed",
+    "sharding.min_columns": "test_sharding.py::test_column_wise_shards_have_the_smallest_width_allowed",
+    "sharding.hbm_cap_gib": "test_sharding.py::test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help",
+    "sharding.reserve_fraction": "test_sharding.py::test_the_reserved_share_of_the_memory_counts",
+    "sharding.forward_precision": "test_sharding.py::test_a_lower_precision_on_the_wire_trains_nearly_the_same",
+    "sharding.backward_precision": "test_sharding.py::test_a_lower_precision_on_the_wire_trains_nearly_the_same",
+    "train.run": "test_train.py::test_two_runs_do_not_meet",
+    "train.eval_batch_size": "test_train.py::test_the_size_of_evaluation_batches_does_not_change_the_numbers",
+    "train.epochs": "test_train.py::test_a_run_without_steps_lasts_its_epochs",
+    "train.steps": "test_train.py::test_a_run_without_steps_lasts_its_epochs",
+    "train.device": "test_errors.py::test_a_demanded_gpu_that_is_not_there_is_told_once",
+    "train.precision": "test_options.py::test_bf16_reaches_the_dense_layers",
+    "train.compile": "test_options.py::test_compiling_the_dense_parts_changes_no_loss",
+    "train.num_threads": "test_options.py::test_the_number_of_threads_is_the_one_asked_for",
+    "train.eval_every": "test_train.py::test_evaluations_come_when_they_are_due",
+    "train.target_auc": "test_train.py::test_a_run_stops_at_its_target_auc",
+    "train.timeout_seconds": "test_options.py::test_the_time_limit_is_the_groups",
+    "checkpoint.uri": "test_checkpoint.py::test_a_run_resumes_from_an_fsspec_uri",
+    "checkpoint.every_steps": "test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
+    "checkpoint.keep": "test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
+    "checkpoint.resume": "test_checkpoint.py::test_a_resume_that_is_required_needs_a_checkpoint",
+    "metrics.log_every": "test_train.py::test_reports_come_every_log_every_steps",
+    "metrics.window_samples": "test_train.py::test_the_training_metrics_look_at_the_window",
+    "metrics.train_metrics": "test_train.py::test_training_metrics_can_be_left_out",
+    "metrics.dir": "test_train.py::test_logs_go_where_metrics_dir_says",
+    "metrics.tensorboard": "test_train.py::test_tensorboard_reads_the_scalars",
+    "metrics.jsonl": "test_train.py::test_logs_can_be_left_out",
+    "metrics.prometheus_port": "test_train.py::test_prometheus_reads_the_gauges_of_a_run_under_way",
+    "metrics.prometheus_host": "test_train.py::test_prometheus_reads_the_gauges_of_a_run_under_way",
+    "metrics.progress": "test_train.py::test_progress_none_prints_the_result_alone",
+}
+
+
+def test_every_option_outside_the_data_section_has_a_case() -> None:
+    covered = {case[0] for case in DIFFER} | {case[0] for case in AGREE} | set(ELSEWHERE)
+    options = {".".join(path) for path in leaves() if path[0] != "data"}
+    assert options - covered == set(), "nothing shows that these options do anything"
+    assert covered - options == set(), "these are no options any more"
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    for option, name in ELSEWHERE.items():
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (HERE / file).read_text(encoding="utf-8"), f"{option}: there is no {name}"
+
+
+def case_name(case: tuple[Any, ...]) -> str:
+    option, *_, one, other = case
+    rest = "-".join(str(v) for v in case[1].values()) if isinstance(case[1], dict) else ""
+    return f"{option}-{one}-{other}" + (f"-{rest}" if rest else "")
+
+
+def with_value(option: str, others: dict[str, Any], value: Any) -> dict[str, Any]:
+    changes = others | {option: value}
+    if option == "model.embedding_dim":
+        changes["model.dense_arch"] = [16, value]
+    return changes
+
+
+@functools.cache
+def losses_of(changes: tuple[tuple[str, str], ...]) -> tuple[float, ...]:
+    return tuple(first_steps({option: eval(value) for option, value in changes}))
+
+
+def losses(changes: dict[str, Any]) -> tuple[float, ...]:
+    return losses_of(tuple(sorted((option, repr(value)) for option, value in changes.items())))
+
+
+@pytest.mark.parametrize("case", DIFFER, ids=case_name)
+def test_two_values_of_an_option_train_differently(case: tuple[str, dict[str, Any], Any, Any]) -> None:
+    option, others, one, other = case
+    first, second = (losses(with_value(option, others, value)) for value in (one, other))
+    assert first != second, (
+        f"{option} = {one} and {other} train the same: the option does not reach the code that it names"
+    )
+
+
+@pytest.mark.parametrize("case", AGREE, ids=case_name)
+def test_an_option_of_how_to_run_does_not_change_the_losses(case: tuple[str, Any, Any]) -> None:
+    option, one, other = case
+    assert losses({option: one}) == losses({option: other}), f"{option} changes the maths"
+
+
+def test_compiling_the_dense_parts_changes_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_quickly(function: Any, *arguments: Any, **options: Any) -> Any:
+        compiled.append(function)
+        return original(function, backend="aot_eager")  # traces like the real one, without half a minute of C++
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_quickly)
+    plain, with_compile = first_steps(), first_steps({"train.compile": True})
+    assert len(compiled) == 2, "both dense parts are to be compiled, and only when asked"
+    assert with_compile == pytest.approx(plain, abs=1e-6)
+
+
+def test_bf16_reaches_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numerics, "_cpu_flags", lambda: {"avx512_bf16"})
+    low, full = first_steps({"train.precision": "bf16"}), first_steps({"train.precision": "fp32"})
+    assert low != full, "train.precision does not reach the model"
+    assert low == pytest.approx(full, abs=2e-2), "bf16 has 8 bits, which is a difference in the third digit"
+
+
+def test_precision_auto_picks_by_what_the_device_has_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for flags, expected in (
+        ({"avx512_bf16"}, "bf16"),
+        ({"amx_bf16"}, "bf16"),
+        ({"avx2", "avx512f"}, "fp32"),
+        (set(), "fp32"),
+    ):
+        monkeypatch.setattr(numerics, "_cpu_flags", lambda flags=flags: flags)
+        precision, reason = numerics.choose_precision("auto", cpu)
+        assert precision == expected
+        assert "bf16" in reason
+    for wanted in ("bf16", "tf32"):
+        with pytest.raises(ValueError, match=rf"train\.precision is {wanted}.*legal: auto, fp32"):
+            numerics.choose_precision(wanted, cpu)
+
+
+def test_the_number_of_threads_is_the_one_asked_for() -> None:
+    for wanted in (1, 2):
+        with alone(tiny({"train.num_threads": wanted})):
+            assert torch.get_num_threads() == wanted
+
+
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+def test_the_kernel_is_one_of_those_allowed(kernel: str) -> None:
+    config = tiny({"sharding.kernels": [kernel]})
+    with alone(config) as runtime:
+        described = describe_plan(build_job(config, runtime).plan, config)
+    assert {table.kernel for table in described} == {kernel}
+
+
+def test_the_time_limit_is_the_groups() -> None:
+    with alone(tiny({"train.timeout_seconds": 77})):
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 77
+
+
+def test_threads_are_shared_out_where_nobody_says() -> None:
+    with alone(tiny({"train.num_threads": None})):
+        assert torch.get_num_threads() == len(os.sched_getaffinity(0)), "one process alone may use all cores"
