@@ -681,7 +681,13 @@ def _problems(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: 
             "p5.48xlarge",
             "gpu.instance_type g5.xlarge",
         ),
-        ({"gpu": {"zone": "eu-west-1a"}}, "gpu.zone", "us-west-2a | us-west-2b", "gpu.zone us-west-2a"),
+        ({"gpu": {"zone": "eu-west-1a"}}, "gpu.zone", "us-west-2a, us-west-2b", "gpu.zone us-west-2a"),
+        (
+            {"gpu": {"zone": "us-west-2c"}, "network": {"zones": ["us-west-2a", "us-west-2b"]}},
+            "gpu.zone",
+            "us-west-2a | us-west-2b",
+            "gpu.zone us-west-2a",
+        ),
         ({"gpu": {"nodes": {"min": 0, "desired": 0, "max": 0}}}, "gpu.nodes.max", "at least 1", "gpu.nodes.max 1"),
         ({"gpu": {"nodes": {"max": 100}}}, "gpu.nodes.max", "at most 79", "gpu.nodes.max 79"),
         (
@@ -737,6 +743,12 @@ def test_a_mistake_is_told_with_what_is_legal_and_the_command_that_mends_it(
     assert set(found) == {key}, "one mistake, one problem"
     assert legal in found[key].legal
     assert mend in found[key].mend
+
+
+def test_the_zone_of_a_reservation_joins_the_default_zones_and_moves_none_of_them() -> None:
+    settings = _settings({"gpu": {"zone": "us-west-2d"}})
+    assert settings.zones == ("us-west-2a", "us-west-2b", "us-west-2d")
+    assert settings.gpu_zone == "us-west-2d"
 
 
 @pytest.mark.parametrize("size_gib", [1200, 2400, 4800, 24000])
