@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, Recording, Registration
+from infra_mocks import PROJECT, Recording, Registration, stack_config
 
 from infra.clouds.aws.network import subnet_layout
+from infra.clouds.aws.settings import Settings
 from infra.contract import GPU_LABEL, GPU_TAINT
-from infra.cost import HourlyCost
-from infra.problems import Problem, SettingsError
 from infra.settings import JobSettings
 from infra.stack import parse
 
@@ -50,8 +49,20 @@ def _nodes(recording: Recording) -> Mapping[str, Any]:
 def _user_data(recording: Recording) -> dict[str, str]:
     """The parts of a GPU node's user data by content type."""
     document = message_from_bytes(base64.b64decode(_template(recording)["userData"]))
-    parts = document.get_payload()
-    return {part.get_content_type(): part.get_payload() for part in parts}  # type: ignore[union-attr]
+    parts = {}
+    for part in document.walk():
+        if not part.is_multipart():
+            payload = part.get_payload(decode=True)
+            assert isinstance(payload, bytes)
+            parts[part.get_content_type()] = payload.decode()
+    return parts
+
+
+def _settings(overrides: Mapping[str, object]) -> Settings:
+    """The checked settings of the repository's own stack with these overrides."""
+    settings = parse(stack_config("aws", overrides), PROJECT, "aws", {"job": JobSettings}).settings
+    assert isinstance(settings, Settings)
+    return settings
 
 
 # The fabric
@@ -94,7 +105,7 @@ def test_the_efa_groups_way_in_and_way_out_are_itself(stack: Run) -> None:
 def test_a_pod_takes_all_cards_and_the_huge_pages_that_its_node_sets_aside(stack: Run) -> None:
     from infra.clouds.aws.provision import gpu_pool
 
-    limits = gpu_pool(_settings({"gpu": {"instance_type": "p5.48xlarge"}})).resource_limits
+    limits = gpu_pool(_settings(P5)).resource_limits
     assert limits["vpc.amazonaws.com/efa"] == "32"
     assert limits["hugepages-2Mi"] == "5120Mi"
     assert limits["memory"], "Kubernetes refuses huge pages without memory or CPU"
@@ -106,7 +117,7 @@ def test_the_efa_plugin_runs_on_the_tainted_pool_and_the_image_carries_the_libra
 
     values = stack("aws").one(RELEASE, "aws-addons-efa-device-plugin").inputs["values"]
     assert GPU_TAINT.manifest in values["tolerations"]
-    found = fabric(_settings({"gpu": {"instance_type": "p5.48xlarge"}}))
+    found = fabric(_settings(P5))
     assert (found.name, found.image_target) == ("efa", "aws")
     assert found.pod_security == "restricted", "EFA needs no privilege"
 
@@ -120,7 +131,7 @@ def test_a_type_without_efa_gets_nothing_of_it(stack: Run) -> None:
     assert not [item for item in recording.of_type(RELEASE) if "efa" in item.name]
     assert recording.of_type("aws:ec2/placementGroup:PlacementGroup") == []
     assert "text/x-shellscript" not in _user_data(recording), "huge pages are for libfabric only"
-    settings = _settings({"gpu": {"instance_type": "g5.xlarge"}})
+    settings = _settings(SMALL)
     assert gpu_pool(settings).resource_limits == {"nvidia.com/gpu": "1"}
     assert fabric(settings).chart is None
 
@@ -617,145 +628,7 @@ def test_public_addresses_go_before_the_internet_gateway(stack: Run) -> None:
         assert recording.needs(recording.one(token), gateway), "AWS does not detach a gateway in use"
 
 
-# Cost
-
-
-def test_an_hour_counts_everything_that_is_billed_whether_it_is_used_or_not() -> None:
-    settings = _settings({"gpu": {"instance_type": "p5.48xlarge"}})
-    lines = {line.what: line for line in settings.cost_lines(2)}
-    assert {"EKS control plane", "NAT gateway", "interface endpoint", "GiB of FSx for Lustre"} <= set(lines)
-    assert all(line.on_demand_usd_per_hour > 0 for line in lines.values())
-    assert lines["interface endpoint"].count == 4, "two services in two zones"
-    total = HourlyCost(settings.cost_lines(2))
-    beside = 0.10 + 2 * 0.192 + 0.045 + 0.005 + 4 * 0.01 + (600 * 0.08 + 1200 * 0.21 + 1) / 730
-    assert total.on_demand_usd == pytest.approx(2 * 55.04 + beside, abs=1e-3)
-    assert total.spot_usd == pytest.approx(2 * 22.73 + beside, abs=1e-3)
-
-
-def test_extended_support_is_asked_for_and_priced() -> None:
-    def plane(support: str) -> float:
-        settings = _settings({"cluster": {"support": support}})
-        return next(line.on_demand_usd_per_hour for line in settings.cost_lines(0) if "control" in line.what)
-
-    assert plane("extended") == pytest.approx(6 * plane("standard"))
-
-
-def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
-    import tomllib
-    from pathlib import Path
-
-    from infra.clouds.aws import settings
-
-    rows = tomllib.loads((Path(settings.__file__).parent / "prices.toml").read_text())
-    assert all({"per", "as_of", "source"} <= set(row) for row in rows.values())
-
-
 # Mistakes
-
-
-def _parse(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str = "aws") -> Any:
-    gpu = {"instance_type": "p4d.24xlarge", **keys.get("gpu", {})}
-    settings = {"cloud": "aws", "tags": {"owner": "me", "cost_centre": "tests"}, **keys, "gpu": gpu}
-    config = {
-        f"{PROJECT}:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()
-    }
-    return parse(config | ({"aws:region": region} if region else {}), PROJECT, stack, {"job": JobSettings})
-
-
-def _settings(keys: Mapping[str, Any]) -> Any:
-    return _parse(keys).settings
-
-
-def _problems(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str = "aws") -> dict[str, Problem]:
-    with pytest.raises(SettingsError) as caught:
-        _parse(keys, region, stack)
-    return {problem.key: problem for problem in caught.value.problems}
-
-
-@pytest.mark.parametrize(
-    ("keys", "key", "legal", "mend"),
-    [
-        (
-            {"gpu": {"instance_type": "a2-highgpu-8g"}},
-            "gpu.instance_type",
-            "p5.48xlarge",
-            "gpu.instance_type g5.xlarge",
-        ),
-        ({"gpu": {"zone": "eu-west-1a"}}, "gpu.zone", "us-west-2a | us-west-2b", "gpu.zone us-west-2a"),
-        ({"gpu": {"nodes": {"min": 0, "desired": 0, "max": 0}}}, "gpu.nodes.max", "at least 1", "gpu.nodes.max 1"),
-        ({"gpu": {"nodes": {"max": 100}}}, "gpu.nodes.max", "at most 79", "gpu.nodes.max 79"),
-        (
-            {"gpu": {"capacity": "spot", "reservation_id": "cr-12345678"}},
-            "gpu.reservation_id",
-            "only with",
-            "config rm",
-        ),
-        ({"gpu": {"capacity": "capacity_block"}}, "gpu.reservation_id", "the id", "gpu.reservation_id"),
-        ({"gpu": {"capacity": "reservation", "reservation_id": "my"}}, "gpu.reservation_id", "cr-", "cr-<id>"),
-        (
-            {"gpu": {"instance_type": "g5.xlarge", "capacity": "capacity_block", "reservation_id": "cr-12345678"}},
-            "gpu.capacity",
-            "a type with EFA",
-            "gpu.capacity on_demand",
-        ),
-        ({"network": {"zones": ["us-west-2a"]}}, "network.zones", "2 to 6", "'network.zones[1]' us-west-2b"),
-        ({"network": {"zones": [f"us-west-2{x}" for x in "abcdefg"]}}, "network.zones", "2 to 6", "'network.zones[6]'"),
-        ({"network": {"zones": ["us-west-2a", "eu-west-1b"]}}, "network.zones[1]", "us-west-2b", "us-west-2b"),
-        ({"network": {"zones": ["us-west-2a", "us-west-2a"]}}, "network.zones[1]", "each zone once", "config rm"),
-        ({"network": {"cidr": "10.0.0.0/8"}}, "network.cidr", "/16 to /28", "network.cidr 10.0.0.0/16"),
-        ({"network": {"cidr": "10.9.9.0/24"}}, "network.cidr", "/20 or wider", "network.cidr 10.9.0.0/20"),
-        (
-            {"network": {"services_cidr": "10.0.8.0/22"}},
-            "network.services_cidr",
-            "a range of its own",
-            "services_cidr 10.1",
-        ),
-        ({"network": {"services_cidr": "172.20.0.0/28"}}, "network.services_cidr", "/12 to /24", "172.20.0.0/16"),
-        ({"network": {"services_cidr": "8.8.0.0/16"}}, "network.services_cidr", "a private range", "172.20.0.0/16"),
-        ({"network": {"authorized_cidrs": ["10.1.0.0/16"]}}, "network.authorized_cidrs[0]", "public", "config rm"),
-        ({"network": {"authorized_cidrs": "1.2.3.4/32"}}, "network.authorized_cidrs", "a list", "config rm"),
-        ({"cluster": {"kubernetes_version": "1.28"}}, "cluster.kubernetes_version", "1.35", "kubernetes_version 1.34"),
-        ({"cluster": {"admin_role_arns": ["ops"]}}, "cluster.admin_role_arns[0]", "arn:aws", "admin_role_arns[0]"),
-        ({"system": {"instance_type": "t3.micro"}}, "system.instance_type", "m6i.xlarge", "system.instance_type m6i"),
-        ({"system": {"num_nodes": 1}}, "system.num_nodes", "at least 2", "system.num_nodes 2"),
-        ({"storage": {"size_gib": 600}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 1200"),
-        ({"storage": {"size_gib": 2000}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 2400"),
-        ({"storage": {"size_gib": 3600}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 4800"),
-        (
-            {"storage": {"throughput_mb_per_second_per_tib": 200}},
-            "storage.throughput_mb_per_second_per_tib",
-            "125, 250, 500 or 1000",
-            "per_tib 125",
-        ),
-        ({"monitoring": {"log_retention_days": 10}}, "monitoring.log_retention_days", "30", "log_retention_days 1"),
-    ],
-)
-def test_a_mistake_is_told_with_what_is_legal_and_the_command_that_mends_it(
-    keys: Mapping[str, Any], key: str, legal: str, mend: str
-) -> None:
-    found = _problems(keys)
-    assert set(found) == {key}, "one mistake, one problem"
-    assert legal in found[key].legal
-    assert mend in found[key].mend
-
-
-@pytest.mark.parametrize("size_gib", [1200, 2400, 4800, 24000])
-def test_sizes_that_fsx_offers_are_taken(size_gib: int) -> None:
-    assert _settings({"storage": {"size_gib": size_gib}}).storage.size_gib == size_gib
-
-
-def test_a_missing_or_foreign_region_is_a_problem_of_its_own() -> None:
-    assert _problems({}, None)["aws:region"].mend == "pulumi config set aws:region us-west-2"
-    assert set(_problems({}, "cn-north-1")) == {"aws:region"}
-
-
-def test_names_that_aws_refuses_are_told_before_it_does() -> None:
-    assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].mend
-    assert _problems({"tags": {"owner": "me", "cost_centre": "tests", "extra": {"aws:x": "y"}}})
-
-
-def test_a_version_that_yaml_read_as_a_number_is_a_version() -> None:
-    assert _settings({"cluster": {"kubernetes_version": 1.36}}).cluster.kubernetes_version == "1.36"
 
 
 def test_all_mistakes_of_a_stack_come_at_once_and_before_any_resource(stack: Run) -> None:

@@ -50,7 +50,7 @@ PrincipalArn = Annotated[
 class Gpu(ManagedGpuSettings):
     """The GPU pool; all of its nodes are in one zone, because EFA does not leave a subnet.
 
-    `zone` unset means the first of `network.zones`. A capacity block or a reservation is in one zone: name that one.
+    `zone` unset means the VPC's first. A capacity block or a reservation is in one zone: name that one.
     """
 
     reserved: ClassVar[frozenset[str]] = frozenset({"reservation", "capacity_block"})
@@ -73,7 +73,7 @@ class Gpu(ManagedGpuSettings):
 
 
 class Network(NetworkSettings):
-    """The VPC. `zones` unset means the region's zones a and b; the control plane needs two.
+    """The VPC. `zones` unset means the region's zones a and b, which the control plane needs, and `gpu.zone`.
 
     `services_cidr` is where Kubernetes puts its services: addresses of the cluster only, yet never those of the VPC.
     """
@@ -129,13 +129,16 @@ class Settings(ManagedStackSettings):
 
     @property
     def zones(self) -> tuple[str, ...]:
-        """The VPC's zones."""
-        return self.network.zones or (f"{self.region}a", f"{self.region}b")
+        """The VPC's zones. One that GPU nodes need beside the two by default comes last: it moves no other's range."""
+        if self.network.zones:
+            return self.network.zones
+        default = (f"{self.region}a", f"{self.region}b")
+        return default if self.gpu.zone in (None, *default) else (*default, self.gpu_zone)
 
     @property
     def gpu_zone(self) -> str:
         """The zone of GPU nodes, shared storage and the way out."""
-        return self.gpu.zone or self.zones[0]
+        return self.gpu.zone or next(iter(self.network.zones), f"{self.region}a")
 
     @property
     def partition(self) -> str:
@@ -183,8 +186,9 @@ class Settings(ManagedStackSettings):
         if len(zones) > NUM_SUBNET_BLOCKS - 2:
             command = unset(f"network.zones[{len(zones) - 1}]")
             yield Problem("network.zones", f"{len(zones)} zones", "2 to 6 zones", command, zones)
-        if self.gpu_zone not in self.zones:
-            yield from checks.one_of("gpu.zone", self.gpu_zone, set(self.zones))
+        if self.gpu.zone:
+            yield from checks.zone_in_region("gpu.zone", self.gpu.zone, self.region)
+            yield from checks.one_of("gpu.zone", self.gpu.zone, set(self.zones))
 
     def _address_problems(self) -> Iterable[Problem]:
         """Ranges that AWS takes, apart from each other, and wide enough for the nodes."""

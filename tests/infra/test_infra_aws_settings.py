@@ -1,0 +1,168 @@
+"""AWS: mistakes that are told before any resource is registered, and what an hour costs."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from infra_mocks import PROJECT
+
+from infra.clouds.aws import settings as aws
+from infra.cost import HourlyCost
+from infra.problems import Problem, SettingsError
+from infra.settings import JobSettings
+from infra.stack import Stack, parse
+
+
+def _parse(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str = "aws") -> Stack:
+    gpu = {"instance_type": "p4d.24xlarge", **keys.get("gpu", {})}
+    settings = {"cloud": "aws", "tags": {"owner": "me", "cost_centre": "tests"}, **keys, "gpu": gpu}
+    config = {
+        f"{PROJECT}:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()
+    }
+    return parse(config | ({"aws:region": region} if region else {}), PROJECT, stack, {"job": JobSettings})
+
+
+def _settings(keys: Mapping[str, Any]) -> aws.Settings:
+    settings = _parse(keys).settings
+    assert isinstance(settings, aws.Settings)
+    return settings
+
+
+def _problems(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str = "aws") -> dict[str, Problem]:
+    with pytest.raises(SettingsError) as caught:
+        _parse(keys, region, stack)
+    return {problem.key: problem for problem in caught.value.problems}
+
+
+# Cost
+
+
+def test_an_hour_counts_everything_that_is_billed_whether_it_is_used_or_not() -> None:
+    settings = _settings({"gpu": {"instance_type": "p5.48xlarge"}})
+    lines = {line.what: line for line in settings.cost_lines(2)}
+    assert {"EKS control plane", "NAT gateway", "interface endpoint", "GiB of FSx for Lustre"} <= set(lines)
+    assert all(line.on_demand_usd_per_hour > 0 for line in lines.values())
+    assert lines["interface endpoint"].count == 4, "two services in two zones"
+    total = HourlyCost(settings.cost_lines(2))
+    beside = 0.10 + 2 * 0.192 + 0.045 + 0.005 + 4 * 0.01 + (600 * 0.08 + 1200 * 0.21 + 1) / 730
+    assert total.on_demand_usd == pytest.approx(2 * 55.04 + beside, abs=1e-3)
+    assert total.spot_usd == pytest.approx(2 * 22.73 + beside, abs=1e-3)
+
+
+def test_extended_support_is_asked_for_and_priced() -> None:
+    def plane(support: str) -> float:
+        lines = _settings({"cluster": {"support": support}}).cost_lines(0)
+        return next(line.on_demand_usd_per_hour for line in lines if "control" in line.what)
+
+    assert plane("extended") == pytest.approx(6 * plane("standard"))
+
+
+def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
+    rows = tomllib.loads((Path(aws.__file__).parent / "prices.toml").read_text())
+    assert all({"per", "as_of", "source"} <= set(row) for row in rows.values())
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "legal", "mend"),
+    [
+        (
+            {"gpu": {"instance_type": "a2-highgpu-8g"}},
+            "gpu.instance_type",
+            "p5.48xlarge",
+            "gpu.instance_type g5.xlarge",
+        ),
+        ({"gpu": {"zone": "eu-west-1a"}}, "gpu.zone", "us-west-2a, us-west-2b", "gpu.zone us-west-2a"),
+        (
+            {"gpu": {"zone": "us-west-2c"}, "network": {"zones": ["us-west-2a", "us-west-2b"]}},
+            "gpu.zone",
+            "us-west-2a | us-west-2b",
+            "gpu.zone us-west-2b",
+        ),
+        ({"gpu": {"nodes": {"min": 0, "desired": 0, "max": 0}}}, "gpu.nodes.max", "at least 1", "gpu.nodes.max 1"),
+        ({"gpu": {"nodes": {"max": 100}}}, "gpu.nodes.max", "at most 79", "gpu.nodes.max 79"),
+        (
+            {"gpu": {"capacity": "spot", "reservation_id": "cr-12345678"}},
+            "gpu.reservation_id",
+            "only with",
+            "config rm",
+        ),
+        ({"gpu": {"capacity": "capacity_block"}}, "gpu.reservation_id", "the id", "gpu.reservation_id"),
+        ({"gpu": {"capacity": "reservation", "reservation_id": "my"}}, "gpu.reservation_id", "cr-", "cr-<id>"),
+        (
+            {"gpu": {"instance_type": "g5.xlarge", "capacity": "capacity_block", "reservation_id": "cr-12345678"}},
+            "gpu.capacity",
+            "a type with EFA",
+            "gpu.capacity on_demand",
+        ),
+        ({"network": {"zones": ["us-west-2a"]}}, "network.zones", "2 to 6", "'network.zones[1]' us-west-2b"),
+        ({"network": {"zones": [f"us-west-2{x}" for x in "abcdefg"]}}, "network.zones", "2 to 6", "'network.zones[6]'"),
+        ({"network": {"zones": ["us-west-2a", "eu-west-1b"]}}, "network.zones[1]", "us-west-2b", "us-west-2b"),
+        ({"network": {"zones": ["us-west-2a", "us-west-2a"]}}, "network.zones[1]", "each zone once", "config rm"),
+        ({"network": {"cidr": "10.0.0.0/8"}}, "network.cidr", "/16 to /28", "network.cidr 10.0.0.0/16"),
+        ({"network": {"cidr": "10.9.9.0/24"}}, "network.cidr", "/20 or wider", "network.cidr 10.9.0.0/20"),
+        (
+            {"network": {"services_cidr": "10.0.8.0/22"}},
+            "network.services_cidr",
+            "a range of its own",
+            "services_cidr 10.1",
+        ),
+        ({"network": {"services_cidr": "172.20.0.0/28"}}, "network.services_cidr", "/12 to /24", "172.20.0.0/16"),
+        ({"network": {"services_cidr": "8.8.0.0/16"}}, "network.services_cidr", "a private range", "172.20.0.0/16"),
+        ({"network": {"authorized_cidrs": ["10.1.0.0/16"]}}, "network.authorized_cidrs[0]", "public", "config rm"),
+        ({"network": {"authorized_cidrs": "1.2.3.4/32"}}, "network.authorized_cidrs", "a list", "config rm"),
+        ({"cluster": {"kubernetes_version": "1.28"}}, "cluster.kubernetes_version", "1.35", "kubernetes_version 1.34"),
+        ({"cluster": {"admin_role_arns": ["ops"]}}, "cluster.admin_role_arns[0]", "arn:aws", "admin_role_arns[0]"),
+        ({"system": {"instance_type": "t3.micro"}}, "system.instance_type", "m6i.xlarge", "system.instance_type m6i"),
+        ({"system": {"num_nodes": 1}}, "system.num_nodes", "at least 2", "system.num_nodes 2"),
+        ({"storage": {"size_gib": 600}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 1200"),
+        ({"storage": {"size_gib": 2000}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 2400"),
+        ({"storage": {"size_gib": 3600}}, "storage.size_gib", "1200, 2400 or a multiple", "storage.size_gib 4800"),
+        (
+            {"storage": {"throughput_mb_per_second_per_tib": 200}},
+            "storage.throughput_mb_per_second_per_tib",
+            "125, 250, 500 or 1000",
+            "per_tib 125",
+        ),
+        ({"monitoring": {"log_retention_days": 10}}, "monitoring.log_retention_days", "30", "log_retention_days 1"),
+    ],
+)
+def test_a_mistake_is_told_with_what_is_legal_and_the_command_that_mends_it(
+    keys: Mapping[str, Any], key: str, legal: str, mend: str
+) -> None:
+    found = _problems(keys)
+    assert set(found) == {key}, "one mistake, one problem"
+    assert legal in found[key].legal
+    assert mend in found[key].mend
+
+
+def test_the_zone_of_a_reservation_joins_the_default_zones_and_moves_none_of_them() -> None:
+    settings = _settings({"gpu": {"zone": "us-west-2d"}})
+    assert settings.zones == ("us-west-2a", "us-west-2b", "us-west-2d")
+    assert settings.gpu_zone == "us-west-2d"
+
+
+@pytest.mark.parametrize("size_gib", [1200, 2400, 4800, 24000])
+def test_sizes_that_fsx_offers_are_taken(size_gib: int) -> None:
+    assert _settings({"storage": {"size_gib": size_gib}}).storage.size_gib == size_gib
+
+
+def test_a_missing_or_foreign_region_is_a_problem_of_its_own() -> None:
+    assert _problems({}, None)["aws:region"].mend == "pulumi config set aws:region us-west-2"
+    assert set(_problems({}, "cn-north-1")) == {"aws:region"}
+
+
+def test_names_that_aws_refuses_are_told_before_it_does() -> None:
+    assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].mend
+    assert _problems({"tags": {"owner": "me", "cost_centre": "tests", "extra": {"aws:x": "y"}}})
+
+
+def test_a_version_that_yaml_read_as_a_number_is_a_version() -> None:
+    assert _settings({"cluster": {"kubernetes_version": 1.36}}).cluster.kubernetes_version == "1.36"
