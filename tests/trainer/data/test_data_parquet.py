@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from data_samples import config_of, lists_of, parquet_data, samples_of, serials, source_of, table_of, write_table
 
+from trainer.config import DenseColumn, SparseColumn
 from trainer.data import Batch
+from trainer.data.columns import dense_values, sparse_ids
 from trainer.data.ids import Ids
 from trainer.data.stable_hash import hash_integers, hash_strings
 from trainer.errors import UserError
@@ -395,6 +397,22 @@ def test_joined_parts_keep_the_ids_of_each_column() -> None:
     joined = Ids.join_columns([left, right], [2, 1])
     assert joined.values.tolist() == [1, 7, 2, 3, 8]
     assert joined.lengths.tolist() == [1, 0, 1, 2, 0, 1]
+
+
+def test_a_column_in_several_pieces_is_read_as_one() -> None:
+    """Arrow cuts a column of strings at 2 GiB."""
+    lists = pa.chunked_array([pa.array([[1, 2], []]), pa.array([[3]], pa.list_(pa.int64()))])
+    read_ids = sparse_ids(lists, SparseColumn(column="user"), 1_000, str)
+    assert (read_ids.values.tolist(), read_ids.lengths.tolist()) == ([1, 2, 3], [2, 0, 1])
+    assert dense_values(pa.chunked_array([[1.0], [2.0, 3.0]]), DenseColumn(column="age"), str).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "column", [pa.chunked_array([[1, 2], [3, -1]]), pa.chunked_array([[[1], [2]], [[3], [4, -1]]])]
+)
+def test_a_bad_id_in_a_later_piece_is_named_with_its_row(column: Any) -> None:
+    with pytest.raises(UserError, match="feature user has id -1 in row 3,"):
+        sparse_ids(column, SparseColumn(column="user"), 1_000, lambda row: f"row {row}")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
