@@ -182,10 +182,11 @@ class AksCluster(pulumi.ComponentResource):
     def _placement(self) -> tuple[pulumi.Output[str] | None, list[pulumi.Resource]]:
         """The placement group, if any, and the control plane's role on whatever the nodes are placed in."""
         reservation = self._settings.gpu.reservation_id
+        after: list[pulumi.Resource] = []
         if reservation:
-            return None, [self._grant("reservation", Role.CONTRIBUTOR, reservation)]
+            after.append(self._grant("reservation", Role.CONTRIBUTOR, reservation))
         if not self._settings.proximity_placement:
-            return None, []
+            return None, after
         zones = self._settings.zones
         sizes = compute.ProximityPlacementGroupPropertiesIntentArgs(vm_sizes=[self._settings.gpu.instance_type])
         group = compute.ProximityPlacementGroup(
@@ -198,7 +199,8 @@ class AksCluster(pulumi.ComponentResource):
             tags=self._settings.labels,
             opts=self._child,
         )
-        return group.id, [self._grant("placement", Role.CONTRIBUTOR, group.id)]
+        after.append(self._grant("placement", Role.CONTRIBUTOR, group.id))
+        return group.id, after
 
     def _gpu_pool(self) -> containerservice.AgentPool:
         settings, spot = self._settings, self._settings.interruptible
