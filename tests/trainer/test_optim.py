@@ -107,7 +107,7 @@ def test_a_job_trains_like_the_plain_model_by_the_textbook(plan: str, optimizer:
     for step in range(5):
         batch = source.read(step * 48, 48)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(plain(batch.dense_BD, batch.sparse), batch.labels_B)
-        assert losses[step] == pytest.approx(float(loss), abs=2e-6), f"the loss of step {step} differs"
+        assert losses[step] == pytest.approx(loss.item(), abs=2e-6), f"the loss of step {step} differs"
         gradients = dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
         with torch.no_grad():
             for name, parameter in names.items():
