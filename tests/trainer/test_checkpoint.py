@@ -105,20 +105,13 @@ def result(folder: Path, name: str) -> dict[str, Any]:
         "data_parallel-rowwise_adagrad-adam",
         "table_wise-rowwise_adagrad-clipped",
         "column_wise-sgd-adagrad",
+        "column_wise-rowwise_adagrad-adagrad",
     ],
 )
 def test_two_processes_resume_to_the_last_bit(name: str, pair: tuple[Path, Path]) -> None:
     found = result(pair[0], f"exact-{name}")
     assert found["resumed"] == found["losses"], "the losses differ"
     assert same(found["resumed_weights"], found["weights"]) == [], "these weights differ in some bit"
-
-
-def test_column_wise_row_wise_adagrad_resumes_nearly(pair: tuple[Path, Path]) -> None:
-    found = result(pair[0], "exact-column_wise-rowwise_adagrad-adagrad")
-    assert found["resumed"][:6] == found["losses"][:6], (
-        "the weights are exact, so the first loss after the resume is too"
-    )
-    assert found["resumed"] == pytest.approx(found["losses"], abs=5e-3), "the state is the mean over the column shards"
 
 
 # --- other plans and numbers of processes ----------------------------------------------------------------------------
@@ -197,7 +190,8 @@ def test_a_checkpoint_holds_plain_tensors_by_canonical_names(tmp_path: Path) -> 
         where = trained(config_of(tmp_path / plan, PLANS[plan]))["where"]
         keys = dcp.FileSystemReader(where).read_metadata().state_dict_metadata
         expected = {f"tables.{t}.{n}" for t in TABLES for n in ("weight", "sum")}
-        assert {k for k in keys if k.startswith("tables.")} == expected, f"{plan}: names depend on the plan"
+        tables = {k for k in keys if k.startswith("tables.") and ".by_columns." not in k}
+        assert tables == expected, f"{plan}: names depend on the plan"
         assert "dense.model.dense_tower.layers.0.weight" in keys
         assert "dense_optim.model.dense_tower.layers.0.weight.sum" in keys
 

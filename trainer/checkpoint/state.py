@@ -4,6 +4,7 @@ Keys, with the plain tensor each stands for (R rows, D embedding_dim):
 
     tables.<table>.weight        (R, D)
     tables.<table>.<state>       (R,) for row-wise Adagrad's sum, (R, D) for others
+    tables.<table>.<state>.by_columns.<widths>   (column shards, R), beside the former where the plan splits columns
     dense.<parameter>            as the parameter
     dense_optim.<parameter>.<state>
 
@@ -49,6 +50,7 @@ class CanonicalState:
         state = self._tables()
         for (table, name), mean in self._column_wise_means().items():
             state[f"tables.{table}.{name}"] = mean
+        state |= self._column_wise_pieces()
         state |= self._dense_parameters()
         for key, name, value in _optimizer_states(self._job.optimizers.dense):
             state[f"dense_optim.{key}.{name}"] = value
@@ -59,6 +61,7 @@ class CanonicalState:
         state = self._tables()
         for table, name, rows in self._column_wise_states():
             state[f"tables.{table}.{name}"] = torch.empty(rows)
+        state |= {key: pieces for key, pieces in self._column_wise_pieces().items() if key in saved}
         state |= self._dense_parameters()
         # Optimizers such as Adam make their state in the first step, so the saved keys say what there is.
         held = {
@@ -75,6 +78,8 @@ class CanonicalState:
     def loaded(self, state: Mapping[str, Any]) -> None:
         """Put what was loaded into copies where it belongs."""
         for table, name, _ in self._column_wise_states():
+            if self._pieces_key(table, name) in state:
+                continue  # the same split as when it was saved: each shard has its own value again
             for shard in self._shards[table]:
                 shard.states[name].copy_(state[f"tables.{table}.{name}"])
         optimizer = self._job.optimizers.dense
@@ -134,6 +139,34 @@ class CanonicalState:
             dist.all_reduce(total)
             means[table, name] = (total / self._job.config.model.embedding_dim).float().cpu()
         return means
+
+    def _column_wise_pieces(self) -> dict[str, ShardedTensor]:
+        """The states that the means stand for, (column shards, R): with these the same split resumes bit for bit."""
+        pieces = {}
+        for table, name, rows in self._column_wise_states():
+            if table not in self._shards:
+                continue
+            spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+            columns = sorted(spec.shards, key=lambda s: s.shard_offsets[1])  # type: ignore[union-attr]
+            layout = [ShardMetadata([i, 0], [1, rows], s.placement or "rank:0/cpu") for i, s in enumerate(columns)]
+            place = {s.shard_offsets[1]: metadata for s, metadata in zip(columns, layout, strict=True)}
+            metadata = ShardedTensorMetadata(
+                shards_metadata=layout,
+                size=torch.Size([len(layout), rows]),
+                tensor_properties=TensorProperties(dtype=torch.float32, requires_grad=False),
+            )
+            held = sorted(self._shards[table], key=lambda s: s.col)
+            mine = [Shard(s.states[name].unsqueeze(0), place[s.col]) for s in held]
+            pieces[self._pieces_key(table, name)] = ShardedTensor._init_from_local_shards_and_global_metadata(
+                mine, metadata
+            )
+        return pieces
+
+    def _pieces_key(self, table: str, name: str) -> str:
+        """Names the split, so that only a plan with the same one finds it."""
+        spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+        widths = sorted((s.shard_offsets[1], s.shard_sizes[1]) for s in spec.shards)  # type: ignore[union-attr]
+        return f"tables.{table}.{name}.by_columns.{'_'.join(str(width) for _, width in widths)}"
 
     def _dense_parameters(self) -> dict[str, Any]:
         return {f"dense.{fqn}": p.detach() for fqn, p in self._job.optimizers.dense.params.items()}
