@@ -223,6 +223,10 @@ def test_a_pool_that_is_replaced_goes_before_the_new_one_comes(stack: Run) -> No
     assert stack("gcp").one(POOL, "gcp-cluster-gpu").deleted_first, "nobody has quota for twice the GPUs"
 
 
+def test_a_cluster_that_is_replaced_goes_before_the_new_one_comes(stack: Run) -> None:
+    assert stack("gcp").one(CLUSTER).deleted_first, "two control planes cannot have the same range"
+
+
 def test_the_pool_that_gke_removes_at_once_never_replaces_the_cluster(stack: Run) -> None:
     cluster = stack("gcp").one(CLUSTER)
     assert cluster.inputs["removeDefaultNodePool"] is True
@@ -374,9 +378,18 @@ def test_each_card_of_an_a3_node_is_in_a_network_that_kubernetes_knows(a3: Recor
 
 
 def test_a_networks_parameters_go_after_the_network(a3: Recording) -> None:
-    (network, *_), (parameters, *_) = a3.of_type(f"{CUSTOM}Network"), a3.of_type(f"{CUSTOM}GKENetworkParamSet")
-    assert a3.needs(network, parameters), "GKE keeps parameters with a finalizer while a network points at them"
-    assert not a3.needs(parameters, network), "the test would pass whatever the order"
+    parameters = {item.inputs["metadata"]["name"]: item for item in a3.of_type(f"{CUSTOM}GKENetworkParamSet")}
+    networks = {item.inputs["metadata"]["name"]: item for item in a3.of_type(f"{CUSTOM}Network")}
+    for name, network in networks.items():
+        assert a3.needs(network, parameters[name]), "GKE keeps parameters with a finalizer while a network uses them"
+        assert not a3.needs(parameters[name], network), "the test would pass whatever the order"
+
+
+def test_the_names_of_the_further_networks_stay_as_they_are(a3: Recording) -> None:
+    further = {item.name for item in a3.of_type(NETWORK)} - {"gcp-network-vpc"}
+    assert further == {f"gcp-network-fabric{number}" for number in (1, 2, 3, 4)}, (
+        "a name that changes replaces the network and with it every GPU node; the golden list has none of them"
+    )
 
 
 def test_a_pod_on_a3_joins_the_networks_that_exist(a3: Recording) -> None:

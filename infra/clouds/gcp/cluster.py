@@ -108,8 +108,14 @@ class Cluster(pulumi.ComponentResource):
 
     def _control_plane(self, key: gcp.kms.CryptoKey, after: Sequence[pulumi.Resource]) -> gcp.container.Cluster:
         wanted = self._settings
-        # The pool that GKE insists on is removed at once; what it was made with must not replace the cluster later.
-        opts = pulumi.ResourceOptions(parent=self, depends_on=list(after), ignore_changes=["nodeConfig"])
+        opts = pulumi.ResourceOptions(
+            parent=self,
+            depends_on=list(after),
+            # Two control planes cannot have the same range.
+            delete_before_replace=True,
+            # The pool that GKE insists on is removed at once; what it was made with must not replace the cluster later.
+            ignore_changes=["nodeConfig"],
+        )
         return gcp.container.Cluster(
             self._name,
             location=wanted.cluster_location,
