@@ -28,7 +28,9 @@ from small_jobs import (
 )
 
 from trainer.checkpoint import FsspecStore, Progress, open_store
+from trainer.checkpoint.manager import FORMAT, check_compatible
 from trainer.config import TrainConfig
+from trainer.errors import UserError
 from trainer.job import build_job
 from trainer.tables import local_shards
 
@@ -433,3 +435,14 @@ def test_names_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
     store = FsspecStore(str(tmp_path))
     assert store.complete_steps() == []
     assert store.incomplete_steps() == [], "a folder of the user's own must not be cleaned up"
+
+
+def test_a_run_on_parquet_refuses_columns_that_are_read_in_another_way() -> None:
+    def config(hashed: bool) -> TrainConfig:
+        columns = {"dense": ["age"], "sparse": [{"column": "user", "hash": hashed, "rows": 100}]}
+        return TrainConfig.model_validate({"data": {"source": "parquet", "path": "a", "parquet": columns}})
+
+    marker = {"format": FORMAT, "config": config(True).model_dump(mode="json")}
+    check_compatible(marker, config(True), "here")
+    with pytest.raises(UserError, match=r"made with data\.parquet\.sparse = .*start afresh"):
+        check_compatible(marker, config(False), "here")

@@ -147,6 +147,9 @@ def _identity(saved: TrainConfig, config: TrainConfig) -> list[tuple[str, Any, A
         ("data.shuffle", saved.data.shuffle, config.data.shuffle),
         ("data.ids_per_feature", saved.data.ids_per_feature, config.data.ids_per_feature),
         ("data.criteo", saved.data.criteo, config.data.criteo),
+        ("data.parquet.label", saved.data.parquet.label, config.data.parquet.label),
+        ("data.parquet.dense", saved.data.parquet.dense, config.data.parquet.dense),
+        ("data.parquet.sparse", saved.data.parquet.sparse, config.data.parquet.sparse),
     ]
     return pairs
 
