@@ -47,7 +47,7 @@ def test_a_table_comes_before_it(bench: subprocess.CompletedProcess[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["--blocks", "0"], "--blocks, --steps and --warmup are 1 or more"),
+        (["--blocks", "0"], "--blocks is 0, --steps 20, --warmup 5; legal: 1 or more"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--data", "--train.stepz", "3"], "unknown option --train.stepz"),
         (["--nproc", "none"], "--nproc is 'none'"),

@@ -70,7 +70,9 @@ def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
     except argparse.ArgumentError as error:
         raise UserError(f"bench: {error}; see `python -m trainer bench --help`") from None
     if min(found.blocks, found.steps, found.warmup) < 1:
-        raise UserError("bench: --blocks, --steps and --warmup are 1 or more")
+        raise UserError(
+            f"bench: --blocks is {found.blocks}, --steps {found.steps}, --warmup {found.warmup}; legal: 1 or more"
+        )
     return BenchOptions(found.blocks, found.steps, found.warmup, found.data), found.nproc, rest
 
 
