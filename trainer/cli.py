@@ -90,12 +90,20 @@ def bench_command(arguments: Sequence[str]) -> int:
     return bench_main(list(arguments), os.environ)
 
 
+def plan_command(arguments: Sequence[str]) -> int:
+    """Does the model fit, how fast can it be, what limits it: plan [--nodes N --gpus-per-node G --gpu NAME ...]"""
+    from trainer.plan import plan_main
+
+    return plan_main(list(arguments), os.environ)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train_command,
     "evaluate": evaluate_command,
     "export": export_command,
     "predict": predict_command,
     "bench": bench_command,
+    "plan": plan_command,
     "config": config_command,
     "launch": launch_command,
 }
