@@ -107,7 +107,21 @@ def test_the_settings_import_pydantic_and_the_standard_library_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__main__", "cli", "options", "help", "errors", "config", "launch", "export", "predict", "bench.command", "plan", "bounds"]
+    "name",
+    [
+        "__main__",
+        "cli",
+        "options",
+        "help",
+        "errors",
+        "config",
+        "launch",
+        "export",
+        "predict",
+        "bench.command",
+        "plan",
+        "bounds",
+    ],
 )
 def test_what_answers_at_once_imports_nothing_heavy_before_it_must(name: str) -> None:
     path = ROOT / "trainer" / (name.replace(".", "/") + ".py")

@@ -1,10 +1,10 @@
 """How much work one step is, and how fast hardware can do it: formulas on paper, without torch.
 
-Letters: n samples of a step over all W processes, F sparse features, D columns of a table, P ids per sample and feature,
-c columns of a shard. A parameter and its gradient have 4 bytes; an id has 8.
+Letters: n samples of a step over all W processes, F sparse features, D columns of a table, P ids per sample and
+feature, c columns of a shard. A parameter and its gradient have 4 bytes; an id has 8.
 Sources: [1] NVIDIA/nccl-tests, doc/PERFORMANCE.md (all-reduce moves 2(W-1)/W, all-to-all (W-1)/W of the payload);
 [2] Naumov et al. 2019, arXiv:1906.00091 (DLRM); [3] Wang et al. 2021, arXiv:2008.13535 (DCNv2); [4] NVIDIA's data
-sheets of A100, H100, H200, L4, A10 and T4 (dense rates, without sparsity); [5] Williams et al. 2009, the roofline model.
+sheets of A100, H100, H200, L4, A10 and T4 (dense rates, without sparsity); [5] Williams et al. 2009, roofline model.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes of one instance type; bandwidths of links are those of both directions together, as data sheets say them."""
+    """Nodes of one instance type; NVLink's bandwidth is that of both directions together, as data sheets say it."""
 
     nodes: int
     gpus_per_node: int
@@ -138,7 +138,7 @@ def _of(shards: Iterable[Shard], rank: int) -> list[Shard]:
 def embedding_bytes(config: TrainConfig, shards: Iterable[Shard], world: int) -> float:
     """Memory traffic of one process's lookups and updates in a step.
 
-    Per lookup of c columns: the row read, then read and written by the update, 3 x 4c, and the optimizer's state; the id.
+    Per lookup of c columns: the row read, then read and written by the update, 3 x 4c, the optimizer's state, the id.
     Per pooled output: written forward, its gradient read backward, 2 x 4c. A row-wise shard sees 1/W of the lookups and
     makes partial sums of all samples. A data-parallel table also reads and writes weights, gradient and state whole.
     """

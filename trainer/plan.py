@@ -167,8 +167,8 @@ def offline_shards(config: TrainConfig, pool: Pool | None, world: int = 0, local
         needed = sum(rows * config.model.embedding_dim * 4 for rows in config.rows_per_table)
         raise UserError(
             f"the model does not fit: its tables have {needed / GIB:,.1f} GiB, and {world} processes with "
-            f"{cap / GIB:,.1f} GiB each keep {reserve:.0%} of it free ({_first_line(error)}); use more nodes, GPUs with "
-            "more memory, sharding.types row_wise, or cap the tables with model.num_embeddings_cap"
+            f"{cap / GIB:,.1f} GiB each keep {reserve:.0%} of it free ({_first_line(error)}); use more nodes, GPUs "
+            "with more memory, sharding.types row_wise, or cap the tables with model.num_embeddings_cap"
         ) from None
 
 
@@ -295,8 +295,8 @@ def _parse(arguments: list[str]) -> tuple[Options, list[str]]:
         raise UserError(f"plan: {error}; {_HELP}") from None
     if min(found.nodes, found.nproc) < 1 or found.gpus_per_node < 0:
         raise UserError(
-            f"plan: --nodes is {found.nodes}, --nproc {found.nproc}, --gpus-per-node {found.gpus_per_node}; legal: 1 or "
-            "more, and 0 or more GPUs"
+            f"plan: --nodes is {found.nodes}, --nproc {found.nproc}, --gpus-per-node {found.gpus_per_node}; legal: "
+            "1 or more, and 0 or more GPUs"
         )
     for name, value in vars(found).items():
         if isinstance(value, float) and value < 0:

@@ -188,7 +188,7 @@ def _on_cpus(wanted: Wanted) -> dict[str, Any]:
 
 
 def costs(wanted: Wanted, samples_per_second: float) -> dict[str, float | None]:
-    """USD of the nodes that train: an hour, an epoch, a billion samples; None where a price or a length is not known."""
+    """USD of the nodes that train: an hour, an epoch, a billion samples; None where price or length is not known."""
     instance = wanted.instance
     on_demand = instance.on_demand_usd_per_hour if instance else None
     price = instance.spot_usd_per_hour if instance and wanted.spot else on_demand

@@ -1,5 +1,5 @@
-"""A Kubernetes API server on loopback, as far as the terminal's view asks: lists by label, objects, logs, the pod proxy,
-port-forwarding, merge patches, and the refusals (401, 403, 404, 409) in the words of the real one."""
+"""A Kubernetes API server on loopback, as far as the terminal's view asks: lists by label, objects, logs, the pod
+proxy, port-forwarding, merge patches, and the refusals (401, 403, 404, 409) in the words of the real one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KNOWN = re.compile(
 
 
 class FakeCluster:
-    """What the cluster holds: `objects` by path, `logs` by pod, `metrics` by pod; `forbidden` are (verb, path) parts."""
+    """What the cluster holds: `objects` by path, `logs` by pod, `metrics` by pod; `forbidden` (verb, path) parts."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}

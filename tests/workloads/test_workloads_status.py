@@ -117,8 +117,8 @@ def test_nodes_that_nobody_may_list_still_leave_the_schedulers_reason(cluster: F
             "2 nodes: untolerated taint sku=gpu, which the job does not tolerate",
         ),
         (
-            "0/2 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 1 node(s) didn't match "
-            "Pod's node affinity/selector. preemption: 0/2 nodes are available: 2 Preemption is not helpful.",
+            "0/2 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 1 node(s) didn't "
+            "match Pod's node affinity/selector. preemption: 0/2 nodes are available: 2 Preemption is not helpful.",
             "1 node: untolerated taint nvidia.com/gpu=present, which the job does not tolerate; "
             "1 node: without the labels that the pod selects (nvidia.com/gpu.present=true)",
         ),
@@ -390,7 +390,8 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, in
         program = tmp_path / "pulumi"
         stream = ">&2 " if code else ""
         program.write_text(
-            f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ "$2" = ls ] && echo \'[{{"name":"aws"}},{{"name":"lab"}}]\' && exit 0\n'
+            f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n'
+            '[ "$2" = ls ] && echo \'[{"name":"aws"},{"name":"lab"}]\' && exit 0\n'
             f"{stream}cat {tmp_path}/says\nexit {code}\n"
         )
         program.chmod(0o755)
