@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pulumi.runtime.rpc import _secret_sig, _special_sig_key
+from pulumi.runtime.rpc import _special_secret_sig, _special_sig_key
 from workload_facts import CLOUDS, ROOT, recorded
 
 from infra_mocks import Recording, run_stack  # isort: skip
@@ -42,7 +42,7 @@ def test_the_image_is_built_for_the_clouds_fabric_and_pushed_to_its_registry(clo
 def test_the_registrys_token_reaches_the_engine_as_a_secret() -> None:
     """The engine encrypts what comes with this signature, in the state and on the screen."""
     _, inputs = built("aws")
-    assert inputs["registries"][_special_sig_key] == _secret_sig
+    assert inputs["registries"][_special_sig_key] == _special_secret_sig
     (login,) = inputs["registries"]["value"]
     assert login["username"] == "AWS"
 
