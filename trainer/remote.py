@@ -26,7 +26,7 @@ def open_store(uri: str, option: str) -> tuple[Any, str]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001  # each store has its own exceptions for an address it cannot read
+    except Exception as error:  # each store has its own exceptions for an address it cannot read
         raise explained(error, uri, option) from error
     return filesystem, path
 
@@ -74,7 +74,8 @@ def is_transient(error: BaseException) -> bool:
             return False
     return any(
         isinstance(item, OSError | TimeoutError | EOFError)
-        or type(item).__module__.partition(".")[0] in ("aiohttp", "botocore", "aiobotocore", "gcsfs", "azure", "requests")
+        or type(item).__module__.partition(".")[0]
+        in ("aiohttp", "botocore", "aiobotocore", "gcsfs", "azure", "requests")
         or str(getattr(item, "code", "")) in _TRANSIENT_CODES
         for item in _chain(error)
     )

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 from trainer.preprocess.options import Options
 from trainer.remote import explained, open_store
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
 _DAY = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.gz)?")
 _SINGLE = re.compile(r"train\.(txt|tsv)(\.gz)?")
 
@@ -46,7 +46,7 @@ def find_inputs(options: Options) -> list[Input]:
     try:
         folder = filesystem.isdir(path)
         entries = filesystem.ls(path, detail=True) if folder else [filesystem.info(path)]
-    except Exception as error:  # noqa: BLE001  # each store has its own exceptions
+    except Exception as error:  # each store has its own exceptions
         raise explained(error, options.input, "--input") from error
     files = {e["name"].rstrip("/").rpartition("/")[2]: e for e in entries if e["type"] != "directory"}
     days = {int(m[1]): name for name in sorted(files) if (m := _DAY.fullmatch(name))}
@@ -79,7 +79,7 @@ def _input(filesystem: Any, entry: dict[str, Any], days: tuple[int, ...]) -> Inp
 
 
 def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
-    """(number of the first line, whole lines) of the text, about 1 MiB each; `advanced` is told the bytes as stored."""
+    """(number of the first line, whole lines) of the text, about 4 MiB each; `advanced` is told the bytes as stored."""
     line, rest = 1, b""
     try:
         with source.filesystem.open(source.path, "rb") as stored:
@@ -91,7 +91,7 @@ def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tupl
                 head, newline, tail = block.rpartition(b"\n")
                 if not newline:
                     rest += block
-                    if len(rest) > 4 * CHUNK_BYTES:
+                    if len(rest) > CHUNK_BYTES:
                         raise UserError(f"{source.uri} line {line} is longer than 4 MiB: this is no Criteo text")
                     continue
                 chunk, rest = rest + head + newline, tail
@@ -101,7 +101,7 @@ def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tupl
         raise UserError(f"{source.uri} is not a complete gzip file ({error}); copy it again") from error
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001  # each store has its own exceptions
+    except Exception as error:  # each store has its own exceptions
         raise explained(error, source.uri, "--input") from error
     if rest:
         yield line, rest + b"\n"

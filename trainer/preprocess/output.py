@@ -61,7 +61,11 @@ def _write_npy(paths: dict[str, Path], rows: int, blocks: Iterator[Block]) -> No
     """dense (N, 13) float32, sparse (N, 26) int64 for raw ids and int32 for others, labels (N, 1) int32."""
     first = next(blocks)
     wide = np.int64 if first.sparse.dtype == np.uint32 else np.int32
-    legal = {"dense": ("<f4", CRITEO_NUM_DENSE), "sparse": (np.dtype(wide).str, CRITEO_NUM_SPARSE), "labels": ("<i4", 1)}
+    legal = {
+        "dense": ("<f4", CRITEO_NUM_DENSE),
+        "sparse": (np.dtype(wide).str, CRITEO_NUM_SPARSE),
+        "labels": ("<i4", 1),
+    }
     with ExitStack() as stack:
         files = {part: stack.enter_context(path.open("wb")) for part, path in paths.items()}
         for part, (kind, columns) in legal.items():

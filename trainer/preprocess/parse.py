@@ -21,7 +21,7 @@ Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
 FIELDS = 1 + CRITEO_NUM_DENSE + CRITEO_NUM_SPARSE
 _TAB, _NEWLINE, _MINUS = 9, 10, 45
-_BLOCK_ROWS = 512  # 512 x 26 words: the arrays in between stay in the second-level cache
+_BLOCK_ROWS = 2_048  # the arrays in between stay in the second-level cache
 _FEW_ROWS = 64  # below this a chunk with a bad row is looked at row by row, above it is halved
 _INT = re.compile(rb"(-?[0-9]{1,10})?")
 _HEX = re.compile(rb"[0-9a-fA-F]{0,8}")
@@ -32,7 +32,8 @@ def _every_byte(value: int) -> np.uint64:
     return np.uint64(int.from_bytes(bytes([value]) * 8, "little"))
 
 
-_HIGH, _ZEROS, _NIBBLES, _ONES = _every_byte(0x80), _every_byte(ord("0")), _every_byte(0x0F), _every_byte(1)
+_HIGH, _NIBBLES, _ONES = _every_byte(0x80), _every_byte(0x0F), _every_byte(1)
+_ALL, _THREE = np.uint64(2**64 - 1), np.uint64(3)
 _CASE, _SIX, _NINE = _every_byte(ord("a") - ord("A")), np.uint64(6), np.uint64(9)
 # Added to a byte below 128, these set its high bit where it is at least "0", above "9", at least "a", above "f".
 _FROM_0, _ABOVE_9 = _every_byte(0x80 - ord("0")), _every_byte(0x7F - ord("9"))
@@ -48,9 +49,6 @@ _HALVES = [
     (np.uint64(8), np.uint64(0x0000FFFF0000FFFF)),
     (np.uint64(16), np.uint64(0xFFFFFFFF)),
 ]
-# By length of a field: which bytes of the word that ends with it are its own.
-_OWN_BYTES = np.array([(2**64 - 1) ^ (2 ** (64 - 8 * length) - 1) for length in range(9)], dtype=np.uint64)
-_BEFORE = ~_OWN_BYTES & _ZEROS
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,10 @@ def _parse_all(text: bytes) -> Rows | None:
     """All rows, or None where any of them is in the wrong."""
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
-    buffer = np.frombuffer(b"00000000" + text, dtype=np.uint8)  # so that every field has eight bytes before its end
-    separators = np.flatnonzero((buffer - np.uint8(_TAB)) < 2)  # a tab or a newline
+    buffer = np.frombuffer(b"00000000" + text, dtype=np.uint8)  # so that there are eight bytes before every end
+    separators = np.flatnonzero(buffer < 14)  # tabs, newlines, and what no good row has
     count = separators.size // FIELDS
-    if separators.size % FIELDS:
+    if separators.size % FIELDS or np.count_nonzero(buffer == _TAB) != count * (FIELDS - 1):
         return None
     ends = separators.reshape(count, FIELDS)
     if (buffer[ends[:, -1]] != _NEWLINE).any() or text.count(b"\n") != count:
@@ -152,26 +150,26 @@ def _integers(
     buffer: npt.NDArray[np.uint8], words: Words, ends: Positions, lengths: Positions
 ) -> npt.NDArray[np.int64] | None:
     """The fields as decimal numbers; None where one is not a 32-bit integer."""
-    starts = ends - lengths
-    negative = buffer[starts] == _MINUS
-    lengths = lengths - negative
-    if (negative & (lengths == 0)).any():
-        return None
-    long = lengths > 8
-    word = _own_bytes(words, ends, np.minimum(lengths, 8))
-    digits = _digits(word)
-    if not _all(digits):
-        return None
+    word, spare = _own_bytes(words, ends, np.minimum(lengths, 8))
+    spare |= _digits(word)
+    spare &= _HIGH
+    odd = np.nonzero(spare != _HIGH)
+    if odd[0].size:  # a sign is the only other character that a number may have
+        starts, lengths_odd = (ends - lengths)[odd], lengths[odd] - 1
+        unsigned, flags = _own_bytes(words, ends[odd], np.minimum(lengths_odd, 8))
+        if (buffer[starts] != _MINUS).any() or not lengths_odd.all() or not _all(flags | _digits(unsigned)):
+            return None
+        word[odd] = unsigned
     word &= _NIBBLES
     for factor, shift, mask in _PAIRS:
-        np.right_shift(word, shift, out=digits)
+        np.right_shift(word, shift, out=spare)
         word *= factor
-        word += digits
+        word += spare
         word &= mask
     numbers = word.view(np.int64)
-    np.negative(numbers, out=numbers, where=negative)
-    for i in np.argwhere(long):
-        field = buffer[starts[*i] : ends[*i]].tobytes()
+    numbers[odd] *= -1
+    for i in np.argwhere(lengths > 8):
+        field = buffer[ends[*i] - lengths[*i] : ends[*i]].tobytes()
         if not _INT.fullmatch(field) or int(field) not in _INT32:
             return None
         numbers[*i] = int(field)
@@ -182,14 +180,15 @@ def _hexadecimals(words: Words, ends: Positions, lengths: Positions) -> Words | 
     """The fields as hexadecimal numbers; None where one has more than eight digits or other characters."""
     if lengths.max(initial=0) > 8:
         return None
-    word = _own_bytes(words, ends, lengths)
+    word, flags = _own_bytes(words, ends, lengths)
+    flags |= _digits(word)
     spare = word | _CASE
     letters = spare + _FROM_A
     spare += _ABOVE_F
     np.invert(spare, out=spare)
     letters &= spare
-    letters |= _digits(word)
-    if not _all(letters) or np.bitwise_or.reduce(word, axis=None) & _HIGH:
+    flags |= letters
+    if not _all(flags) or np.bitwise_or.reduce(word, axis=None) & _HIGH:
         return None
     np.right_shift(word, _SIX, out=spare)
     spare &= _ONES
@@ -204,12 +203,13 @@ def _hexadecimals(words: Words, ends: Positions, lengths: Positions) -> Words | 
     return word
 
 
-def _own_bytes(words: Words, ends: Positions, lengths: Positions) -> Words:
-    """Each field filled up to eight digits with zeros in front."""
+def _own_bytes(words: Words, ends: Positions, lengths: Positions) -> tuple[Words, Words]:
+    """Each field at the upper end of a word with zeros below, and the bits that are not the field's own."""
     word = words[ends - 8]
-    word &= _OWN_BYTES[lengths]
-    word |= _BEFORE[lengths]
-    return word
+    bits = lengths.view(np.uint64) << _THREE
+    others = np.right_shift(_ALL, bits, out=bits)  # a shift by all 64 bits gives 0
+    np.bitwise_and(word, ~others, out=word)
+    return word, others
 
 
 def _digits(word: Words) -> Words:

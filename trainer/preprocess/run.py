@@ -32,8 +32,10 @@ _WORKER_BYTES = 48 << 20  # a block of 65,536 rows under way, or some chunks of 
 def preprocess_main(arguments: Sequence[str]) -> int:
     """`preprocess --input PATH --output DIR [...]`; 0 when all days are in place."""
     options = read_options(arguments)
+    job, began = Preprocess(options), time.monotonic()
     try:
-        Preprocess(options).run()
+        marker = job.run()
+        job.tell(marker, time.monotonic() - began)
     except OSError as error:
         told = disk_error(error, options.output, "--output")
         if told is None:
@@ -56,12 +58,11 @@ class Preprocess:
 
     def run(self) -> dict[str, Any]:
         """Make what is missing; returns the marker's contents."""
-        began = time.monotonic()
         inputs = find_inputs(self.options)
         wanted = {"options": self.options.decisive(), "inputs": [source.identity for source in inputs]}
         done = _finished(self.output, wanted)
         if done is not None:
-            self.progress.result(f"{self.output} is complete already: {done['rows']:,} rows", **done, seconds=0.0)
+            self.progress.event("skipped", f"{self.output} was complete already", output=str(self.output))
             return done
         self.staging.mkdir(parents=True, exist_ok=True)
         with _alone(self.staging):
@@ -70,7 +71,6 @@ class Preprocess:
             finished = Days(self.output, self.staging, self.options.format, days[-1] if len(days) > 1 else None)
             self._write_days(inputs, finished)
             marker = self._complete(inputs, finished, days, wanted)
-        self._tell(marker, time.monotonic() - began)
         return marker
 
     def _write_days(self, inputs: Sequence[Input], finished: Days) -> None:
@@ -163,7 +163,8 @@ class Preprocess:
         shutil.rmtree(self.staging, ignore_errors=True)
         return marker
 
-    def _tell(self, marker: dict[str, Any], seconds: float) -> None:
+    def tell(self, marker: dict[str, Any], seconds: float) -> None:
+        """Report the end of the command."""
         bad = f", {marker['bad_rows']:,} malformed rows left out" if marker["bad_rows"] else ""
         text = (
             f"{marker['rows']:,} rows in {len(marker['days'])} days in {seconds:,.1f} s "

@@ -131,7 +131,9 @@ def number_feature(
     return int(ids.size) + FIRST
 
 
-def _map(stages: Sequence[Stage], sizes: Sequence[int], feature: int, numbers: Numbers, workers: int, task: Any) -> None:
+def _map(
+    stages: Sequence[Stage], sizes: Sequence[int], feature: int, numbers: Numbers, workers: int, task: Any
+) -> None:
     for stage, size in zip(stages, sizes, strict=True):
 
         def mapped(start: int, stage: Stage = stage, size: int = size) -> npt.NDArray[np.int32]:
