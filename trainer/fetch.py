@@ -22,7 +22,7 @@ from trainer.remote import disk_error, explained, is_transient, open_store
 
 MARKER, MANIFEST = "_FETCHED.json", "_MANIFEST.jsonl"
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-# What the file systems behind fsspec call the thing that changes whenever a file's contents do, the best one first.
+# What stores call the thing that changes whenever a file's contents do, the best one first.
 _VERSIONS = (
     "ETag",
     "etag",
@@ -117,9 +117,7 @@ class Fetch:
             raise explained(error, self._source, "--from") from error
         items = [self._item(path, entry) for path, entry in sorted(entries.items()) if not path.endswith("/")]
         if not items:
-            raise UserError(
-                f"--from is {self._source}: there is no such bucket or folder, or it is empty; check its name"
-            )
+            raise UserError(f"--from is {self._source}: no such bucket or folder, or it is empty; check its name")
         return items
 
     def _item(self, path: str, entry: dict[str, Any]) -> Item:

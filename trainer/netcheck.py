@@ -43,10 +43,10 @@ def parser() -> Flags:
         "their numbers, and exits with 1 where the network is too slow or not the expected one.",
     )
     add = flags.add_argument
-    add("--min-gb-per-s", type=real(0), default=None, metavar="X", help="least bus bandwidth per process (10^9 bytes/s) "
-        "at the largest size, for both operations")  # fmt: skip
-    add("--expect-log", default=None, metavar="TEXT", help="text that NCCL's log must hold in every process, for example "
-        "'NET/OFI Selected provider is efa' or 'NET/IB'")  # fmt: skip
+    add("--min-gb-per-s", type=real(0), default=None, metavar="X", help="least bus bandwidth per process (10^9 "
+        "bytes/s) at the largest size, for both operations")  # fmt: skip
+    add("--expect-log", default=None, metavar="TEXT", help="text that NCCL's log must hold in every process, for "
+        "example 'NET/OFI Selected provider is efa' or 'NET/IB'")  # fmt: skip
     add("--sizes-mib", type=whole_list(1), default=None, metavar="N,N", help="bytes of a process's buffer; without it "
         f"{_words(_DEFAULT_SIZES['cuda'])} on GPUs, {_words(_DEFAULT_SIZES['cpu'])} on CPUs")  # fmt: skip
     add("--iterations", type=whole(1), default=20, metavar="N", help="timed operations per size")
@@ -78,8 +78,10 @@ def _in_time(options: argparse.Namespace, is_main: bool, log: Path) -> int:
 
     def too_late() -> None:
         if is_main:
-            _say(f"netcheck did not finish within --timeout-s {options.timeout_s}, while {doing[-1]}: a process is "
-                 "missing, or the network between the hosts is blocked (security group, firewall) or far too slow")  # fmt: skip
+            _say(
+                f"netcheck did not finish within --timeout-s {options.timeout_s}, while {doing[-1]}: a process is "
+                f"missing, or the network between the hosts is blocked (security group, firewall) or far too slow"
+            )
         os._exit(EXIT_FAILED)
 
     timer = threading.Timer(options.timeout_s, too_late)
@@ -105,7 +107,7 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
         with running(config, dict(os.environ)) as runtime:
             failures, result = _judge(options, runtime, doing, log)
             if runtime.is_main:
-                _show(options, result, failures)
+                _show(result, failures)
     except (dist.DistError, RuntimeError) as error:
         if os.environ.get("RANK", "0") == "0":
             _say(f"netcheck lost the other processes while {doing[-1]}: {' '.join(str(error).split())[:300]}")
@@ -169,7 +171,7 @@ def _missing_log(expected: str | None, runtime: Runtime, log: Path) -> list[str]
     ]
 
 
-def _show(options: argparse.Namespace, result: dict[str, Any], failures: list[str]) -> None:
+def _show(result: dict[str, Any], failures: list[str]) -> None:
     """Rank 0: the table, one JSON line, and one line per failure on standard error."""
     if result["measured"]:
         from rich.console import Console

@@ -17,7 +17,9 @@ _NO_CREDENTIALS = (
     "CredentialUnavailableError",
 )
 _TRANSIENT_CODES = {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "503", "500"}
+_NETWORK_LIBRARIES = {"aiohttp", "botocore", "aiobotocore", "gcsfs", "azure", "requests"}
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
+_NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 
 
 def open_store(uri: str, option: str) -> tuple[Any, str]:
@@ -58,7 +60,9 @@ def disk_error(error: OSError, where: object, option: str) -> UserError | None:
             f"{option} is {where}: {_FULL[error.errno]}; free some space or name another folder, and run the same "
             f"command again: what is finished stays"
         )
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+    path, asked = str(error.filename or ""), str(where)
+    there = path and (path.startswith(asked) or asked.startswith(path))  # and not in the source
+    if there and error.errno in _NOT_WRITABLE:
         return UserError(f"{option} is {where}: it cannot be written ({error.strerror}); name a folder that can")
     return None
 
@@ -74,8 +78,7 @@ def is_transient(error: BaseException) -> bool:
             return False
     return any(
         isinstance(item, OSError | TimeoutError | EOFError)
-        or type(item).__module__.partition(".")[0]
-        in ("aiohttp", "botocore", "aiobotocore", "gcsfs", "azure", "requests")
+        or type(item).__module__.partition(".")[0] in _NETWORK_LIBRARIES
         or str(getattr(item, "code", "")) in _TRANSIENT_CODES
         for item in _chain(error)
     )

@@ -25,7 +25,7 @@ _BLOCKS = 3
 
 
 def bench_preprocess() -> dict[str, Any]:
-    """Both rates in interleaved blocks, npy with raw ids, whose arrays are the same; the ratio is the median of pairs."""
+    """Both rates in interleaved blocks, npy with raw ids (the same arrays); the ratio is the median of pairs."""
     blocks: dict[str, list[float]] = {"ours": [], "stock": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

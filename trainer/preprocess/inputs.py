@@ -81,6 +81,21 @@ def _input(filesystem: Any, entry: dict[str, Any], days: tuple[int, ...]) -> Inp
 def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
     """(number of the first line, whole lines) of the text, about 4 MiB each; `advanced` is told the bytes as stored."""
     line, rest = 1, b""
+    for block in _read_blocks(source, advanced):
+        head, newline, tail = block.rpartition(b"\n")
+        if not newline:
+            rest += block
+            if len(rest) > CHUNK_BYTES:
+                raise UserError(f"{source.uri} line {line} is longer than 4 MiB: this is no Criteo text")
+            continue
+        chunk, rest = rest + head + newline, tail
+        yield line, chunk
+        line += chunk.count(b"\n")
+    if rest:
+        yield line, rest + b"\n"
+
+
+def _read_blocks(source: Input, advanced: Callable[[int], None]) -> Iterator[bytes]:
     try:
         with source.filesystem.open(source.path, "rb") as stored:
             text = gzip.GzipFile(fileobj=stored) if source.path.endswith(".gz") else stored
@@ -88,20 +103,8 @@ def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tupl
             while block := text.read(CHUNK_BYTES):
                 advanced(stored.tell() - told)
                 told = stored.tell()
-                head, newline, tail = block.rpartition(b"\n")
-                if not newline:
-                    rest += block
-                    if len(rest) > CHUNK_BYTES:
-                        raise UserError(f"{source.uri} line {line} is longer than 4 MiB: this is no Criteo text")
-                    continue
-                chunk, rest = rest + head + newline, tail
-                yield line, chunk
-                line += chunk.count(b"\n")
+                yield block
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{source.uri} is not a complete gzip file ({error}); copy it again") from error
-    except UserError:
-        raise
     except Exception as error:  # each store has its own exceptions
         raise explained(error, source.uri, "--input") from error
-    if rest:
-        yield line, rest + b"\n"

@@ -64,9 +64,7 @@ def parser() -> Flags:
     add("--format", choices=("npy", "parquet"), default="npy", help="npy: day_N_{dense,sparse,labels}.npy; parquet: "
         "train/day_N.parquet, and eval/ for the last day")  # fmt: skip
     add("--days", type=whole_list(0), default=None, metavar="N,N", help="days of a folder to take; without it all")
-    add(
-        "--cut-days", type=whole(1), default=KAGGLE_DAYS, metavar="N", help="equal parts that a single file is cut into"
-    )
+    add("--cut-days", type=whole(1), default=KAGGLE_DAYS, metavar="N", help="equal parts that one file is cut into")
     add("--bad-rows", choices=("error", "skip"), default="error", help="a malformed row ends the command, or is left "
         "out and counted")  # fmt: skip
     add("--memory-gib", type=real(0), default=2.0, metavar="X", help="memory to stay below")
@@ -81,9 +79,7 @@ def read_options(arguments: Sequence[str]) -> Options:
     found.pop("config", None)
     options = Options(**found)
     if options.ids == "hash" and not options.rows:
-        raise UserError(
-            "preprocess: --ids is hash, but --rows is missing: rows per feature, for example --rows 1000000"
-        )
+        raise UserError("preprocess: --ids is hash, but --rows is missing; for example --rows 1000000")
     if options.ids != "hash" and options.rows:
         raise UserError(f"preprocess: --rows is given, but --ids is {options.ids}; legal: with --ids hash alone")
     if options.memory_gib < LEAST_MEMORY_GIB:

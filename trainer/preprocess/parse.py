@@ -1,8 +1,8 @@
 """Criteo's tab-separated text to numbers, all fields of a block of rows at once.
 
-No CSV library has a parser for hexadecimal, and reading 26 columns as strings first costs more than all of this. A field
-of at most eight characters is one 64-bit word, so its digits are checked and combined by arithmetic on that word ("SWAR");
-what a chunk holds beyond that (long numbers, rows in the wrong) goes through the plain code below it.
+No CSV library has a parser for hexadecimal, and reading 26 columns as strings first costs more than all of this. A
+field of at most eight characters is one 64-bit word, so its digits are checked and combined by arithmetic on that word
+("SWAR"); what a chunk holds beyond that (long numbers, malformed rows) goes through plain code.
 
 Shapes: N rows, 13 integers and 26 hexadecimal ids per row.
 """

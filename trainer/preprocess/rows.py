@@ -104,10 +104,10 @@ class Shuffled:
                 draw = np.random.default_rng([self._seed, _DRAW_BUCKET, span.day, number])
                 buckets = draw.integers(self._count, size=records.size)
                 order, counts = buckets.argsort(kind="stable"), np.bincount(buckets, minlength=self._count)
-                records, ends = records[order], counts.cumsum()
+                ordered, ends = records[order], counts.cumsum()
                 for bucket in np.flatnonzero(counts):
                     with self._bucket(bucket).open("ab") as stream:
-                        stream.write(records[ends[bucket] - counts[bucket] : ends[bucket]].data)
+                        stream.write(ordered[ends[bucket] - counts[bucket] : ends[bucket]].data)
                 sizes += counts
                 task.advance(records.size)
         write_json(self._marker, sizes.tolist())

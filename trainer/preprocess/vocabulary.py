@@ -1,8 +1,8 @@
 """Contiguous numbers for ids by frequency, as TorchRec's sparse_to_contiguous gives them, in bounded memory.
 
 An id that occurs at least `threshold` times in all days gets the next number from 2 on, in the order of first
-occurrence; every other id gets 1. TorchRec counts in a dictionary per feature; here counts are aggregated by polars, and
-where they outgrow the memory they are spread over files by a hash of the id and finished file by file.
+occurrence; every other id gets 1. TorchRec counts in a dictionary per feature; here polars aggregates, and counts that
+outgrow the memory are spread over files by a hash of the id and finished file by file.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from trainer.errors import UserError
+from trainer.jobprogress import Task
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage
 
@@ -98,7 +98,7 @@ class Numbers:
 
 
 def number_feature(
-    stages: Sequence[Stage], feature: int, threshold: int, keep: Path, memory: int, workers: int, task: Any
+    stages: Sequence[Stage], feature: int, threshold: int, keep: Path, memory: int, workers: int, task: Task
 ) -> int:
     """Writes each stage's mapped column and the vocabulary `keep` (npy: its k-th id has number k + 2); returns the rows
     a table needs. The raw columns are deleted."""
@@ -119,8 +119,8 @@ def number_feature(
     shutil.rmtree(spill, ignore_errors=True)
     if ids.size * _BYTES_PER_ID > memory:
         raise UserError(
-            f"feature cat_{feature} has {ids.size:,} ids that occur {threshold} times or more, too many for --memory-gib "
-            f"{memory / 2**30:g}; legal: {ids.size * _BYTES_PER_ID / 2**30 + 0.5:.1f} or more, or a higher --threshold"
+            f"feature cat_{feature} has {ids.size:,} ids that occur {threshold} times or more, too many for memory; "
+            f"legal: --memory-gib {ids.size * _BYTES_PER_ID / 2**30 + 1:.0f} or more, or a higher --threshold"
         )
     keep.parent.mkdir(parents=True, exist_ok=True)
     aside = keep.with_name(keep.name + ".part")
@@ -132,7 +132,7 @@ def number_feature(
 
 
 def _map(
-    stages: Sequence[Stage], sizes: Sequence[int], feature: int, numbers: Numbers, workers: int, task: Any
+    stages: Sequence[Stage], sizes: Sequence[int], feature: int, numbers: Numbers, workers: int, task: Task
 ) -> None:
     for stage, size in zip(stages, sizes, strict=True):
 
