@@ -147,7 +147,7 @@ class Fetch:
 
     def _copy_all(self, missing: list[Item], size: int) -> None:
         with self._progress.task("copying", size, "bytes") as task, ThreadPoolExecutor(self._workers) as pool:
-            futures = [pool.submit(self._copy, item, task) for item in missing]
+            futures = [pool.submit(self._copy_or_stop, item, task) for item in missing]
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:  # after an error or Ctrl-C: no new file, and those under way stop at their next piece
@@ -156,6 +156,14 @@ class Fetch:
             for error in [future.exception() for future in futures if not future.cancelled()]:
                 if error is not None and not isinstance(error, _StoppedError):
                     raise error
+
+    def _copy_or_stop(self, item: Item, task: Task) -> None:
+        """The first file that fails stops all others."""
+        try:
+            self._copy(item, task)
+        except BaseException:
+            self._stop.set()
+            raise
 
     def _copy(self, item: Item, task: Task) -> None:
         """One file, with more tries after passing faults."""
