@@ -230,14 +230,14 @@ class _Moved:
 
         moved = self
 
-        class Pieces(Callback):  # type: ignore[misc]  # fsspec has no types
+        class Pieces(Callback):
             def relative_update(self, inc: int = 1) -> None:
                 moved.add(inc)
 
             def absolute_update(self, value: int) -> None:
                 moved.add(value - moved.bytes)
 
-        return Pieces()
+        return Pieces()  # type: ignore[no-untyped-call]
 
     def add(self, count: int) -> None:
         """`count` more bytes; raises where the copy must end."""

@@ -88,7 +88,8 @@ def _write_parquet(paths: dict[str, Path], rows: int, blocks: Iterator[Block]) -
     wide = pa.int64() if first.sparse.dtype == np.uint32 else pa.int32()
     dense = [pa.field(f"dense_{i}", pa.float32()) for i in range(CRITEO_NUM_DENSE)]
     sparse = [pa.field(f"cat_{i}", wide) for i in range(CRITEO_NUM_SPARSE)]
-    schema = pa.schema([pa.field("label", pa.int32()), *dense, *sparse])
+    fields: list[pa.Field[Any]] = [pa.field("label", pa.int32()), *dense, *sparse]
+    schema = pa.schema(fields)
     written = 0
     with paths["rows"].open("wb") as stream:
         with pq.ParquetWriter(stream, schema, compression="zstd") as writer:

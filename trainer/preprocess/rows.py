@@ -105,7 +105,7 @@ class Shuffled:
                 buckets = draw.integers(self._count, size=records.size)
                 order, counts = buckets.argsort(kind="stable"), np.bincount(buckets, minlength=self._count)
                 ordered, ends = records[order], counts.cumsum()
-                for bucket in np.flatnonzero(counts):
+                for bucket in np.flatnonzero(counts).tolist():
                     with self._bucket(bucket).open("ab") as stream:
                         stream.write(ordered[ends[bucket] - counts[bucket] : ends[bucket]].data)
                 sizes += counts
