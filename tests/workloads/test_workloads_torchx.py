@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,13 +85,11 @@ def file(manifest: dict[str, Any], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[scheduler.IndexedJobScheduler]:
+def here(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> scheduler.IndexedJobScheduler:
     """The scheduler, with $KUBECONFIG naming the cluster."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
     monkeypatch.delenv("PULUMI_STACK", raising=False)
-    yield scheduler.create_scheduler("test")
+    return scheduler.create_scheduler("test")
 
 
 def test_pulumi_prepares_the_service_and_leaves_the_job(facts: Facts) -> None:
