@@ -25,6 +25,8 @@ _ACTIVATION_PASSES = 10
 #: What kernels reach of the data sheet: embeddings of HBM, matrix products of the peak, NCCL of the wire. Estimates; a
 #: measurement on the device replaces them.
 _OF_HBM, _OF_PEAK, _OF_WIRE = 0.7, 0.5, 0.8
+#: Single rows over the link: a tenth of it, as TorchRec's planner counts (planner/constants.py, kernel_bw_lookup).
+_OF_LINK_BY_ROWS = 0.1
 #: Kernel launches of an eager step take the host 5 to 8 ms. An estimate, `--step-floor-ms` replaces it.
 STEP_FLOOR_MS = 6.5
 
@@ -50,12 +52,16 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of a table on one process; a data-parallel table has one on each."""
+    """A piece of a table on one process; a data-parallel table has one on each.
+
+    `in_host`: kept in the host's memory and reached over the link (fbgemm's UVM kernels), because HBM had no room.
+    """
 
     sharding: str
     rank: int
     rows: int
     columns: int
+    in_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,14 @@ class Work:
     all_to_all_bytes: float
     all_reduce_bytes: float
     input_bytes: float
+    host_table_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rates:
     """What one process gets done in a second.
 
-    `memory` and `host` in bytes, `exchange` in bytes sent by all-to-all, `reduce` in bytes of the reduced payload.
+    `memory`, `host` and `host_tables` (rows of tables in the host's memory) in bytes, `exchange` in bytes sent by all-to-all, `reduce` in bytes of the reduced payload.
     `overlapped`: a device works while the fabric carries the dense gradients; on CPU the same cores do both.
     `activations`: whether they cost memory traffic beside the FLOP (measured dense rates hold them already).
     """
@@ -85,6 +92,7 @@ class Rates:
     exchange: float
     reduce: float
     host: float
+    host_tables: float = math.inf
     floor_seconds: float = 0.0
     overlapped: bool = True
     activations: bool = True
@@ -103,6 +111,7 @@ class Pool:
     tflops: float
     pcie_gb_per_second: float
     step_floor_ms: float = STEP_FLOOR_MS
+    host_memory_gib: float | None = None
 
     @property
     def world_size(self) -> int:
@@ -122,17 +131,19 @@ def step_work(config: TrainConfig, shards: Sequence[Shard], world: int, precisio
     )
     return Work(
         samples=samples,
-        embedding_bytes=max(embedding_bytes(config, _of(shards, rank), world) for rank in ranks),
+        embedding_bytes=max(embedding_bytes(config, _of(shards, rank, False), world) for rank in ranks),
         activation_bytes=activation_bytes(config, precision) * samples / world,
         flops=flops_per_sample(config) * samples / world,
         all_to_all_bytes=max(all_to_all_bytes(config, shards, rank, world) for rank in ranks),
         all_reduce_bytes=float(reduced * _PARAMETER) if world > 1 else 0.0,
         input_bytes=input_bytes_per_sample(config) * samples / world,
+        # As if no cache in HBM held a row: how often one does depends on the data.
+        host_table_bytes=max(embedding_bytes(config, _of(shards, rank, True), world) for rank in ranks),
     )
 
 
-def _of(shards: Iterable[Shard], rank: int) -> list[Shard]:
-    return [shard for shard in shards if shard.rank == rank]
+def _of(shards: Iterable[Shard], rank: int, in_host: bool) -> list[Shard]:
+    return [shard for shard in shards if shard.rank == rank and shard.in_host == in_host]
 
 
 def embedding_bytes(config: TrainConfig, shards: Iterable[Shard], world: int) -> float:
@@ -232,14 +243,27 @@ def input_bytes_per_sample(config: TrainConfig) -> float:
 
 
 def bytes_per_rank(config: TrainConfig, shards: Iterable[Shard], world: int) -> list[int]:
-    """Memory of each process for tables with their optimizer state, and for the dense part with gradient and state."""
-    per_weight = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "adam": 3}[config.optim.sparse.optimizer]
+    """Device memory of each process: tables with their optimizer state, the dense part with gradient and state."""
     states = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}[config.optim.dense.optimizer]
     found = [dense_parameters(config) * _PARAMETER * (2 + states)] * world
     for shard in shards:
-        per_row = _PARAMETER if config.optim.sparse.optimizer == "rowwise_adagrad" else 0
-        found[shard.rank] += shard.rows * (shard.columns * _PARAMETER * per_weight + per_row)
+        found[shard.rank] += 0 if shard.in_host else table_bytes(config, shard)
     return found
+
+
+def host_bytes_per_rank(config: TrainConfig, shards: Iterable[Shard], world: int) -> list[int]:
+    """The host's memory that each process takes for tables that HBM has no room for."""
+    found = [0] * world
+    for shard in shards:
+        found[shard.rank] += table_bytes(config, shard) if shard.in_host else 0
+    return found
+
+
+def table_bytes(config: TrainConfig, shard: Shard) -> int:
+    """Weights and optimizer state of one piece of a table."""
+    per_weight = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "adam": 3}[config.optim.sparse.optimizer]
+    per_row = _PARAMETER if config.optim.sparse.optimizer == "rowwise_adagrad" else 0
+    return shard.rows * (shard.columns * _PARAMETER * per_weight + per_row)
 
 
 def _pooling(config: TrainConfig) -> int:
@@ -265,6 +289,7 @@ def peak_rates(pool: Pool) -> Rates:
         exchange=1 / slowest if slowest else math.inf,
         reduce=1 / max(ring, across) if max(ring, across) else math.inf,
         host=pool.pcie_gb_per_second * GB,
+        host_tables=pool.pcie_gb_per_second * GB,
         floor_seconds=pool.step_floor_ms / 1e3,
     )
 
@@ -277,6 +302,7 @@ def reached_rates(peak: Rates) -> Rates:
         exchange=peak.exchange * _OF_WIRE,
         reduce=peak.reduce * _OF_WIRE,
         host=peak.host * _OF_WIRE,
+        host_tables=peak.host_tables * _OF_LINK_BY_ROWS,
         floor_seconds=peak.floor_seconds,
     )
 
@@ -289,6 +315,8 @@ def seconds_of(work: Work, rates: Rates) -> dict[str, float]:
         "fabric": work.all_to_all_bytes / rates.exchange + work.all_reduce_bytes / rates.reduce,
         "host input": work.input_bytes / rates.host,
     }
+    if work.host_table_bytes:
+        found["host tables"] = work.host_table_bytes / rates.host_tables
     return found | ({"kernel launches": rates.floor_seconds} if rates.floor_seconds else {})
 
 
@@ -302,5 +330,6 @@ def step_seconds(work: Work, rates: Rates) -> float:
     dense = max(work.flops / rates.flops, activations)
     reduce = work.all_reduce_bytes / rates.reduce
     hidden = min(reduce, dense * 2 / 3) if rates.overlapped else 0.0
-    serial = work.embedding_bytes / rates.memory + dense + work.all_to_all_bytes / rates.exchange + reduce - hidden
+    tables = work.embedding_bytes / rates.memory + work.host_table_bytes / rates.host_tables
+    serial = tables + dense + work.all_to_all_bytes / rates.exchange + reduce - hidden
     return max(serial, work.input_bytes / rates.host, rates.floor_seconds)

@@ -19,6 +19,7 @@ from trainer.bounds import (
     Rates,
     Shard,
     bytes_per_rank,
+    host_bytes_per_rank,
     peak_rates,
     reached_rates,
     seconds_of,
@@ -49,6 +50,7 @@ class Options:
     tflops: float | None = None
     pcie_gb_per_second: float | None = None
     step_floor_ms: float = STEP_FLOOR_MS
+    host_memory_gib: float | None = None
 
 
 def plan_main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -151,7 +153,7 @@ def offline_shards(config: TrainConfig, pool: Pool | None, world: int = 0, local
             local_world_size=local_world,
             compute_device=device.type,
             hbm_cap=cap if pool else None,
-            ddr_cap=None if pool else int(cap * (1 - reserve)),
+            ddr_cap=int((_host_share(pool) if pool else cap) * (1 - reserve)),
             **speeds,
         ),
         batch_size=config.train.batch_size // world,
@@ -172,6 +174,13 @@ def offline_shards(config: TrainConfig, pool: Pool | None, world: int = 0, local
         ) from None
 
 
+def _host_share(pool: Pool) -> float:
+    """Bytes of the host's memory for each process; without a figure what TorchRec takes for granted."""
+    from torchrec.distributed.planner.constants import DDR_CAP
+
+    return pool.host_memory_gib * GIB / pool.gpus_per_node if pool.host_memory_gib else float(DDR_CAP)
+
+
 def shards_of(plan: ShardingPlan, config: TrainConfig, world: int) -> list[Shard]:
     """The pieces of a plan, table by table."""
     (module_plan,) = (cast("Mapping[str, Any]", found) for found in plan.plan.values())
@@ -183,8 +192,9 @@ def shards_of(plan: ShardingPlan, config: TrainConfig, world: int) -> list[Shard
             found += [Shard("data_parallel", rank, rows, config.model.embedding_dim) for rank in range(world)]
             continue
         kind = "row_wise" if "row_wise" in sharding.sharding_type else sharding.sharding_type
+        in_host = "uvm" in sharding.compute_kernel
         for piece in pieces:
-            found.append(Shard(kind, piece.placement.rank(), piece.shard_sizes[0], piece.shard_sizes[1]))
+            found.append(Shard(kind, piece.placement.rank(), piece.shard_sizes[0], piece.shard_sizes[1], in_host))
     return found
 
 
@@ -232,6 +242,7 @@ def _pool(options: Options, precision: str) -> Pool:
         tflops=cast(float, tflops),
         pcie_gb_per_second=cast(float, pcie),
         step_floor_ms=options.step_floor_ms,
+        host_memory_gib=options.host_memory_gib,
     )
 
 
@@ -247,6 +258,7 @@ def _result(
         "processes": world,
         "batch_size": work.samples,
         "bytes_per_rank": bytes_per_rank(config, shards, world),
+        "host_bytes_per_rank": host_bytes_per_rank(config, shards, world),
         "shards_of_rank_0": kinds,
         "all_to_all_bytes_per_step": round(work.all_to_all_bytes),
         "all_reduce_bytes_per_step": round(work.all_reduce_bytes),
@@ -285,6 +297,9 @@ def options_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--step-floor-ms", type=float, default=STEP_FLOOR_MS, help=f"launching kernels [{STEP_FLOOR_MS}]"
     )
+    parser.add_argument(
+        "--host-memory-gib", type=float, default=None, help="of a node, for tables that HBM cannot hold"
+    )
     return parser
 
 
@@ -310,13 +325,15 @@ def _given(options: Options) -> dict[str, Any]:
 
 def plan_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A plan as pairs for a table."""
-    sizes = found["bytes_per_rank"]
+    sizes, in_host = found["bytes_per_rank"], max(found["host_bytes_per_rank"])
+    hosted = f"up to {in_host / GIB:,.1f} GiB: the device has no room, so their rows come over the link"
     limits = [(f"bound of {name}", f"{rate:,.0f} samples/s") for name, rate in found["bounds"].items()]
     return [
         ("hardware", found["hardware"]),
         ("precision", found["precision"]),
         ("samples of a step", f"{found['batch_size']:,} over {found['processes']} processes"),
         ("bytes per rank", f"{min(sizes) / GIB:,.3f} to {max(sizes) / GIB:,.3f} GiB (weights, optimizer state)"),
+        *([("tables in host memory", hosted)] if in_host else []),
         ("all-to-all per rank and step", f"{found['all_to_all_bytes_per_step'] / 1e6:,.1f} MB sent"),
         ("all-reduce per step", f"{found['all_reduce_bytes_per_step'] / 1e6:,.1f} MB"),
         *limits,

@@ -164,6 +164,7 @@ def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
         hbm_gb_per_second=instance.hbm_gb_per_second,
         nvlink_gb_per_second=instance.nvlink_gb_per_second,
         network_gbps=instance.network_gbps,
+        host_memory_gib=instance.memory_gib,
     )
     try:
         found = plan_on_paper(wanted.trainer, options)

@@ -141,6 +141,15 @@ def test_gpus_are_planned_without_any(capsys: pytest.CaptureFixture[str]) -> Non
     assert slower["samples_per_second"] < found["samples_per_second"]
 
 
+def test_tables_that_only_the_hosts_memory_holds_are_told_and_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    big = ["--model.num-embeddings", "100000000", "--train.batch-size", "65536", "--sharding.types", '["table_wise"]']
+    found = last(capsys, *big)
+    assert max(found["host_bytes_per_rank"]) > 20 * bounds.GIB
+    assert max(found["bytes_per_rank"]) <= 40 * bounds.GIB, "what is said to be in HBM has room there"
+    assert found["limiting"] == "host tables"
+    assert found["samples_per_second"] <= found["bounds"]["host tables"]
+
+
 def test_small_batches_are_limited_by_launching_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert last(capsys, "--train.batch-size", "16")["limiting"] == "kernel launches"
 
@@ -149,7 +158,10 @@ def test_small_batches_are_limited_by_launching_kernels(capsys: pytest.CaptureFi
     ("words", "told"),
     [
         ([*PAPER, "--train.batch-size", "17"], "train.batch_size is 17, which 16 processes cannot share"),
-        ([*PAPER, "--model.num-embeddings", "200000000"], "the model does not fit: its tables have 1,239.8 GiB"),
+        (
+            [*PAPER, "--model.num-embeddings", "200000000", "--sharding.kernels", '["fused"]'],
+            "the model does not fit: its tables have 1,239.8 GiB",
+        ),
         ([*PAPER, "--gpu", "T4", "--train.precision", "bf16"], "train.precision is bf16, which T4 does not have"),
         (["plan", "--gpus-per-node", "8"], "--hbm-gib, --hbm-gb-per-second, --tflops, --pcie-gb-per-second missing"),
         (["plan", "--nodes", "0"], "--nodes is 0"),

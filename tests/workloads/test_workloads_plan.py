@@ -1,4 +1,4 @@
-"""`python -m workloads plan`: the stack's file and the catalog become a plan with a price, and nothing is provisioned."""
+"""`python -m workloads plan`: the stack's file and the catalog become a priced plan, and nothing is provisioned."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def test_options_come_before_the_stacks_file(stacks: Path, tmp_path: Path, capsy
 def test_a_model_that_does_not_fit_is_refused_with_what_would_help(
     stacks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    big = SMALL.replace("sharding:", "model: {num_embeddings: 100000000}\n    sharding:")
+    big = SMALL.replace("sharding:", "model: {num_embeddings: 400000000}\n    sharding:")
     write(stacks, big)
     assert main(["plan", "--stack", "lab"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert "2 x p4d.24xlarge: the model does not fit: its tables have 619.9 GiB" in told.err
+    assert "2 x p4d.24xlarge: the model does not fit: its tables have 2,479.6 GiB" in told.err
     assert "use more nodes" in told.err
     assert told.err.count("\n") == 1
 
@@ -146,7 +146,8 @@ def test_a_pool_without_gpus_is_measured_here(
     model = f"{{model: {json.dumps(tiny)}, train: {{batch_size: 64, num_threads: 1}}}}"
     write(
         stacks,
-        f"config:\n  torchrec-cloud:cloud: local\n  torchrec-cloud:job: {{nodes: 1}}\n  torchrec-cloud:trainer: {model}\n",
+        f"config:\n  torchrec-cloud:cloud: local\n  torchrec-cloud:job: {{nodes: 1}}\n"
+        f"  torchrec-cloud:trainer: {model}\n",
     )
     found = asked(capsys, "--stack", "lab")
     assert found["processes"] == 1
