@@ -82,7 +82,8 @@ class Work:
 class Rates:
     """What one process gets done in a second.
 
-    `memory`, `host` and `host_tables` (rows of tables in the host's memory) in bytes, `exchange` in bytes sent by all-to-all, `reduce` in bytes of the reduced payload.
+    `memory`, `host` and `host_tables` (rows of tables in the host's memory) in bytes, `exchange` in bytes sent by
+    all-to-all, `reduce` in bytes of the reduced payload.
     `overlapped`: a device works while the fabric carries the dense gradients; on CPU the same cores do both.
     `activations`: whether they cost memory traffic beside the FLOP (measured dense rates hold them already).
     """

@@ -80,7 +80,8 @@ class View(Generic[Seen]):
         console = self._console()
         with console.capture() as captured:
             console.print(self.draw(seen))
-        return captured.get()
+        text: str = captured.get()
+        return text
 
     def _console(self) -> Any:
         from rich.console import Console
