@@ -16,9 +16,7 @@ from workloads.names import Manifest
 from workloads.settings import JobSettings
 
 #: What a person should know before choosing a launcher.
-_NOTICES = {
-    "trainjob": "Kubeflow Trainer's v1alpha1 API, which may still change, and it is not elastic yet; pytorchjob is stable and elastic"
-}
+_NOTICES = {"trainjob": "an alpha API, which may still change, and not elastic yet; pytorchjob is stable and elastic"}
 #: A Job that changed is another Job. The old one goes first: two must not write the checkpoints of one run.
 _REPLACED_IN_TURN = {m.DATASET, m.NETCHECK, m.JOB}
 #: What every pod needs from the start.
