@@ -63,7 +63,8 @@ def config_command(arguments: Sequence[str]) -> int:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Start several processes on this machine: launch [--nproc N] COMMAND [OPTION ...]; N: one per GPU, else 2."""
+    """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
+    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] COMMAND ..."""
     from trainer.launch import launch
 
     return launch(list(arguments))

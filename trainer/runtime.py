@@ -79,6 +79,7 @@ class ErrorChannel:
                 self._store.wait(["spoken"], timedelta(seconds=10))
             except dist.DistError:  # rank 0 has ended for a reason of its own, and said it
                 return
+        self._closed.set()
 
     def _watch(self) -> None:
         assert self._store is not None
