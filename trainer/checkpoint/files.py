@@ -213,7 +213,7 @@ class Summing(io.RawIOBase):
             return
         super().close()
         try:
-            if hasattr(self._inner, "discard"):
+            if hasattr(self._inner, "discard") and not _is_on_disk(self._inner):
                 self._inner.discard()
                 self._inner.closed = True  # or its finalizer would complete the upload
             else:

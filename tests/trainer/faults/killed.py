@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from machines import Attempt, Machines, result_of
 
-BATCH, STEPS = 48, 30
+BATCH, STEPS, KILLS_PER_RUN = 48, 30, 8
 CHANGES = {
     "train.steps": STEPS,
     "train.batch_size": BATCH,
@@ -68,6 +68,14 @@ class Story:
         return wrong + BATCH * len(set(range(1, STEPS + 1)) ^ set(steps))
 
 
+def killed_runs(make: Callable[[], Machines], worlds: Sequence[int], kills: int, seed: int) -> list[Story]:
+    """As many runs, one after another with seeds from `seed` on, as `kills` kills take."""
+    stories: list[Story] = []
+    while (left := kills - sum(story.kills for story in stories)) > 0:
+        stories.append(killed_run(make(), worlds, min(left, KILLS_PER_RUN), seed + len(stories)))
+    return stories
+
+
 def draw_fault(draw: random.Random, rank: int) -> dict[str, Any]:
     """A kill -9 in a step, while files are written, between files and marker, or while a checkpoint is read."""
     kinds = ["kill_in_step", "kill_in_save", "kill_in_load"] + (["kill_before_marker"] if rank == 0 else [])
@@ -75,9 +83,9 @@ def draw_fault(draw: random.Random, rank: int) -> dict[str, Any]:
     if kind == "kill_in_step":
         return {"kind": kind, "step": draw.randint(1, 12), "delay": draw.choice([0.0, 0.001, 0.005])}
     if kind == "kill_in_save":
-        return {"kind": kind, "write": draw.randint(1, 60)}
+        return {"kind": kind, "write": draw.randint(1, 3000)}
     if kind == "kill_in_load":
-        return {"kind": kind, "read": draw.randint(1, 20)}
+        return {"kind": kind, "read": draw.randint(1, 200)}
     return {"kind": kind, "commit": draw.randint(1, 3)}
 
 

@@ -133,7 +133,10 @@ class Machines:
     starts: int = 0
 
     def start(
-        self, world: int, faults: Mapping[int, Mapping[str, Any]] | None = None, env: Mapping[str, str] | None = None,
+        self,
+        world: int,
+        faults: Mapping[int, Mapping[str, Any]] | None = None,
+        env: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Attempt:
         """`faults` by rank; `changes` with __ for dots."""

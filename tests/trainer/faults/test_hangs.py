@@ -18,7 +18,9 @@ def test_a_process_that_hangs_ends_all_and_its_stack_is_told(machines: Machines)
     assert "(fault.step_timeout_seconds 2)" in log
     assert "injected.py" in log, "the stack does not show where it hangs"
     assert "rank 0 waits in step 20 for another process" in log
-    assert log.count("innermost call last") <= 2, "the stack of every process that only waits hides the one that matters"
+    assert log.count("innermost call last") <= 2, (
+        "the stack of every process that only waits hides the one that matters"
+    )
 
 
 def test_a_process_that_is_frozen_ends_the_others(machines: Machines) -> None:
@@ -35,7 +37,7 @@ def test_a_process_that_is_frozen_ends_the_others(machines: Machines) -> None:
 
 def test_a_slow_save_is_not_a_hanging_step(machines: Machines) -> None:
     machines.changes = CHANGES | {"train.steps": 12, "checkpoint.every_steps": 6, "checkpoint.asynchronous": False}
-    slow = machines.start(1, {0: {"kind": "slow_writes", "seconds": 0.05}}, fault__step_timeout_seconds=1)
+    slow = machines.start(1, {0: {"kind": "slow_writes", "seconds": 0.002}}, fault__step_timeout_seconds=1)
     assert slow.wait() == [0], slow.log.read_text()[-3000:]
     saves = [e["seconds"] for e in slow.events() if e["event"] == "checkpoint"]
     assert min(saves) > 1, "the saves are faster than the limit, so the test shows nothing"
