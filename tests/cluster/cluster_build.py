@@ -1,8 +1,8 @@
-"""Builds the programs of a real Kubernetes control plane, once, from their Go modules: `python tests/cluster/cluster_build.py`.
+"""Builds the programs of a real Kubernetes control plane, once, from their Go modules.
 
-Versions and checksums are those of `go/*/go.mod` and `go.sum`. The programs go to the user's cache, in a folder named by
-what they were built from, and appear there only when they are complete. What a cut-off build compiled stays in Go's own
-cache, so the next one goes on from there.
+Versions and checksums are those of `go/*/go.mod` and `go.sum`. The programs go to the user's cache, in a folder named
+by what they were built from, and appear there only when they are complete. What a cut-off build compiled stays in Go's
+own cache, so the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -118,9 +118,8 @@ def go(*arguments: str, folder: Path) -> str:
         ["go", *arguments], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise BuildError(
-            f"`go {' '.join(arguments)}` in {folder} failed: {(done.stderr.strip() or 'no output')[-500:]}"
-        )
+        said = done.stderr.strip().splitlines() or ["no output"]
+        raise BuildError(f"`go {' '.join(arguments)}` in {folder} failed: {said[-1]}")
     return done.stdout
 
 
@@ -165,8 +164,8 @@ def check_disk() -> None:
             place = place.parent
         free = shutil.disk_usage(place).free / 2**30
         if free < DISK_GIB:
-            raise BuildError(f"{place} has {free:.1f} GiB free, a build needs {DISK_GIB} GiB: free some, or set GOCACHE, "
-                             "GOMODCACHE and XDG_CACHE_HOME to folders on another disk")  # fmt: skip
+            mend = "free some, or set GOCACHE, GOMODCACHE and XDG_CACHE_HOME to folders on another disk"
+            raise BuildError(f"{place} has {free:.1f} GiB free, a build needs {DISK_GIB} GiB: {mend}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 PATIENCE = 60.0
 POLL_SECONDS = 0.1
 NEEDED = ("setpriv", "unshare", "nsenter", "mount")
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 #: The user of each token and its groups; the server's own roles for the controllers, so that a missing right is seen.
 USERS = {
     "admin": ("cluster-admin", "system:masters"),
@@ -90,18 +91,7 @@ class Plane:
         """Operators' webhook servers listen on every address: here there is only loopback, and every port is free."""
         isolate = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
         holder = subprocess.Popen(
-            [
-                "setpriv",
-                "--pdeathsig",
-                "KILL",
-                *isolate,
-                "setpriv",
-                "--pdeathsig",
-                "KILL",
-                sys.executable,
-                "-c",
-                HOLDER,
-            ],
+            [*isolate, *DIES_WITH_US, sys.executable, "-c", HOLDER],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.logs / "namespace.log").open("wb"),
@@ -117,7 +107,7 @@ class Plane:
         """Start a server inside, its output in `logs/<name>.log`."""
         with (self.logs / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*self.inside, "setpriv", "--pdeathsig", "KILL", *command],
+                [*self.inside, *DIES_WITH_US, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -269,7 +259,7 @@ class Plane:
         return self.run([str(cluster_build.program("kubectl")), *arguments], check=check, input=input)
 
     def apply(self, manifests: Sequence[Mapping[str, Any]], *options: str, check: bool = True) -> str:
-        """Server-side apply with strict validation: an unknown field or a wrong type is refused. Returns what is said."""
+        """Server-side apply with strict validation (an unknown field is refused); returns what kubectl says."""
         text = yaml.safe_dump_all([dict(manifest) for manifest in manifests])
         done = self.kubectl(
             *("apply", "--server-side", "--field-manager=test", "--validate=strict", "--filename=-", *options),

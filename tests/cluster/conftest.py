@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import cluster_build
 import cluster_operators

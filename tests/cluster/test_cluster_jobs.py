@@ -1,7 +1,8 @@
-"""Jobs on a real control plane: where the scheduler puts their pods, why they wait, how they end and what they leave."""
+"""Jobs on a real control plane: where their pods go, why they wait, how they end and what they leave."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,8 @@ def waiting(plane: Plane, namespace: str) -> list[str]:
 
 def bound(plane: Plane, namespace: str) -> dict[str, str]:
     """The node of each placed pod, by the pod's host name."""
-    return {
-        pod["spec"]["hostname"]: pod["spec"]["nodeName"] for pod in pods(plane, namespace) if "nodeName" in pod["spec"]
-    }
+    specs = [pod["spec"] for pod in pods(plane, namespace)]
+    return {spec["hostname"]: spec["nodeName"] for spec in specs if "nodeName" in spec}
 
 
 def test_an_indexed_job_runs_one_pod_on_each_gpu_node_under_the_names_of_its_indices(
@@ -166,24 +166,13 @@ def test_a_disruption_budget_refuses_the_eviction_of_a_training_pod(
     spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"job": "train"}}}
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
     plane.apply([budget, *indexed_job(namespace, 2, end="never")])
-    pod = wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2 and pods(plane, namespace)[0])
-    wait_for(
-        "budget that counts both",
-        lambda: plane.get("pdb", "train", "--namespace", namespace)["status"].get("expectedPods") == 2,
-    )
-    name = pod["metadata"]["name"]
-    eviction = (
-        f'{{"apiVersion":"policy/v1","kind":"Eviction","metadata":{{"name":"{name}","namespace":"{namespace}"}}}}'
-    )
-    done = plane.kubectl(
-        "create",
-        "--raw",
-        f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
-        "-f",
-        "-",
-        check=False,
-        input=eviction,
-    )
+    wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2)
+    counted = lambda: plane.get("pdb", "train", "--namespace", namespace)["status"].get("expectedPods")  # noqa: E731
+    wait_for("budget that counts both", lambda: counted() == 2)
+    name = pods(plane, namespace)[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    done = plane.kubectl("create", "--raw", path, "--filename=-", check=False, input=json.dumps(eviction))
     assert done.returncode != 0
     assert "disruption budget" in done.stderr
 
