@@ -41,6 +41,7 @@ def test_every_output_of_the_issue_is_exported(name: str, stack: Callable[..., R
         "registry",
         "hourly_cost_usd",
         "next_steps",
+        "job",
     }
     assert set(recording.exports) == expected
     assert "kubeconfig" in recording.secret_exports

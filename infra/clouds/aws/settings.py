@@ -128,6 +128,11 @@ class Settings(ManagedStackSettings):
     monitoring: Monitoring = Monitoring()
 
     @property
+    def work_folder(self) -> str:
+        """Below the folder that mirrors the bucket: only there can the trainer's user be given a folder of its own."""
+        return "datasets/work"
+
+    @property
     def zones(self) -> tuple[str, ...]:
         """The VPC's zones. One that GPU nodes need beside the two by default comes last: it moves no other's range."""
         if self.network.zones:
