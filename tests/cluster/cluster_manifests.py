@@ -31,6 +31,17 @@ def gpu_node(name: str, **resources: str) -> Manifest:
     }
 
 
+def cpu_node(name: str) -> Manifest:
+    """A node without GPUs, label or taint: where everything else runs."""
+    node = gpu_node(name)
+    del node["metadata"]["labels"]["nvidia.com/gpu.present"], node["spec"]
+    node["status"] = {
+        key: {name: value for name, value in capacity.items() if "/" not in name and not name.startswith("huge")}
+        for key, capacity in node["status"].items()
+    }
+    return node
+
+
 def pod_template(container: str = "pytorch", *, gpus: int = 8, **annotations: str) -> Manifest:
     """A pod that the restricted level takes and that fills a GPU node; annotations tell kwok how it ends."""
     return {

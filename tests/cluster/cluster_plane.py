@@ -258,25 +258,23 @@ class Plane:
     ) -> subprocess.CompletedProcess[str]:
         return self.run([str(cluster_build.program("kubectl")), *arguments], check=check, input=input)
 
-    def apply(self, manifests: Sequence[Mapping[str, Any]], *options: str, check: bool = True) -> str:
-        """Server-side apply with strict validation (an unknown field is refused); returns what kubectl says."""
-        text = yaml.safe_dump_all([dict(manifest) for manifest in manifests])
-        done = self.kubectl(
-            *("apply", "--server-side", "--field-manager=test", "--validate=strict", "--filename=-", *options),
-            check=check,
-            input=text,
-        )
-        return done.stdout + done.stderr
+    def apply(self, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Server-side apply with strict validation: an unknown field is refused."""
+        done = self._apply(manifests)
+        if done.returncode:
+            raise PlaneError(f"the API server refused: {done.stderr}")
 
     def refusal(self, *manifests: Mapping[str, Any]) -> str:
-        """The server's message where it refuses the manifests; an error where it takes them."""
-        text = yaml.safe_dump_all([dict(manifest) for manifest in manifests])
-        done = self.kubectl(
-            "apply", "--server-side", "--validate=strict", "--dry-run=server", "--filename=-", check=False, input=text
-        )
+        """The server's message where it refuses the manifests; an error where it takes them. Nothing is stored."""
+        done = self._apply(manifests, "--dry-run=server")
         if done.returncode == 0:
-            raise PlaneError(f"the API server took what it should refuse:\n{text}")
+            raise PlaneError(f"the API server took what it should refuse: {done.stdout}")
         return done.stderr
+
+    def _apply(self, manifests: Sequence[Mapping[str, Any]], *options: str) -> subprocess.CompletedProcess[str]:
+        text = yaml.safe_dump_all([dict(manifest) for manifest in manifests])
+        strict = ("apply", "--server-side", "--field-manager=test", "--validate=strict", "--filename=-")
+        return self.kubectl(*strict, *options, check=False, input=text)
 
     def get(self, *arguments: str) -> Any:
         """Objects as the server holds them: one, or a list where several match."""

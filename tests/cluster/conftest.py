@@ -71,18 +71,6 @@ def plane(programs: None, request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 
 @pytest.fixture
-def namespace(plane: Plane, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace at the restricted level of Pod Security, as the product's; gone, with all in it, after the test."""
-    name = f"test-{abs(hash(request.node.nodeid)) % 10**8}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}])
-    yield name
-    plane.kubectl("delete", "namespace", name, "--wait=false")
-    gone = lambda: plane.kubectl("get", "namespace", name, check=False).returncode != 0  # noqa: E731
-    cluster_plane.wait_for(f"end of namespace {name}", gone)
-
-
-@pytest.fixture
 def gpu_nodes(plane: Plane) -> Iterator[Callable[..., list[str]]]:
     """Add nodes for one test: `gpu_nodes(2)`; ready when it returns."""
     made: list[str] = []
@@ -97,6 +85,21 @@ def gpu_nodes(plane: Plane) -> Iterator[Callable[..., list[str]]]:
     yield add
     if made:
         plane.kubectl("delete", "node", *made)
+
+
+@pytest.fixture
+def namespace(plane: Plane, request: pytest.FixtureRequest, gpu_nodes: Callable[..., list[str]]) -> Iterator[str]:
+    """A namespace at the restricted level of Pod Security, as the product's; gone, with all in it, after the test.
+
+    It goes before the nodes of `gpu_nodes`: a pod of a node that is gone lingers until it is collected.
+    """
+    name = f"test-{abs(hash(request.node.nodeid)) % 10**8}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}])
+    yield name
+    plane.kubectl("delete", "namespace", name, "--wait=false")
+    gone = lambda: plane.kubectl("get", "namespace", name, check=False).returncode != 0  # noqa: E731
+    cluster_plane.wait_for(f"end of namespace {name}", gone)
 
 
 @pytest.fixture(scope="session")
