@@ -52,6 +52,7 @@ def job_problems(configured: stack.Stack) -> Iterable[Problem]:
         has_registry=wanted.has_registry,
         mount_path=wanted.storage.mount_path,
         work_path=f"{wanted.storage.mount_path.rstrip('/')}/{wanted.work_folder}",
+        shows_bucket=wanted.bucket_folder is not None,
     )
     return checks.problems(configured.section("job", JobSettings), configured.section("trainer", TrainConfig), pool)
 

@@ -145,7 +145,8 @@ class Fabric:
 class Storage:
     """Shared storage for datasets: a claim that exists in the cluster's namespace and is ready to mount.
 
-    `work_folder` is the one folder of it that the trainer's user may write to, for logs and prepared data.
+    `work_folder` is the one folder of it that the trainer's user may write to, for logs and prepared data;
+    `bucket_folder` is where the bucket's datasets appear by themselves, None where a Job must copy them.
     """
 
     claim_name: str
@@ -153,6 +154,7 @@ class Storage:
     size_gib: int
     access_mode: AccessMode
     work_folder: str = "work"
+    bucket_folder: str | None = None
 
     @property
     def work_path(self) -> str:

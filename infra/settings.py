@@ -161,6 +161,11 @@ class StackSettings(Section):
         """The folder of the shared storage that the trainer's user may write to."""
         return WORK_FOLDER
 
+    @property
+    def bucket_folder(self) -> str | None:
+        """The folder of the shared storage that shows the bucket's datasets; None where it shows none."""
+        return None
+
 
 class ManagedStackSettings(StackSettings):
     """Settings of a stack whose cluster this project creates."""

@@ -35,6 +35,7 @@ class Pool:
     has_registry: bool
     mount_path: str
     work_path: str
+    shows_bucket: bool
 
 
 def problems(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
@@ -116,16 +117,17 @@ def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Probl
 
 def _dataset(job: JobSettings, pool: Pool) -> Iterable[Problem]:
     source = job.dataset.source
-    if source is None or not source.startswith("/"):
+    there = source == "bucket" and pool.shows_bucket
+    if source is None or not (there or source.startswith("/")):
         return
-    if not _inside(source, pool.mount_path):
+    if not there and not _inside(source, pool.mount_path):
         legal = f"bucket, a URI, or a folder below {pool.mount_path}"
         yield Problem(
             "job.dataset.source", "not on the shared storage", legal, mend("job.dataset.source", "bucket"), source
         )
     elif not job.dataset.preprocess:
         wrong = "the data is on the shared storage already, and job.dataset.preprocess is false: nothing is left to do"
-        yield Problem("job.dataset.source", wrong, "a bucket, or unset", unset("job.dataset.source"), source)
+        yield Problem("job.dataset.source", wrong, "a URI, or unset", unset("job.dataset.source"), source)
 
 
 def _data_path(trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:

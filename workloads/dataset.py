@@ -10,17 +10,23 @@ from workloads.pod import helper_pod
 DATASET = "dataset"
 
 
-def source_uri(facts: Facts) -> str:
-    """Where the data comes from: the folder of the bucket that `upload_data` fills, or what the settings name."""
+def source_of(facts: Facts) -> str:
+    """Where the data is: the folder of the bucket that `upload_data` fills, or what the settings name.
+
+    Where the shared storage shows that folder already, nothing has to be fetched.
+    """
     source = facts.job.dataset.source
     assert source, "no dataset is configured"
-    return f"{facts.bucket_uri.rstrip('/')}/datasets" if source == "bucket" else source
+    if source != "bucket":
+        return source
+    shown = facts.storage.bucket_folder
+    return f"{facts.storage.mount_path.rstrip('/')}/{shown}" if shown else f"{facts.bucket_uri.rstrip('/')}/datasets"
 
 
 def job(facts: Facts) -> Manifest:
     """Fetch, then preprocess, on any node that is not a GPU's: nobody pays for idle GPUs while files are copied."""
     wanted = facts.job.dataset
-    source, target = source_uri(facts), f"{facts.storage.work_path}/{wanted.name}"
+    source, target = source_of(facts), f"{facts.storage.work_path}/{wanted.name}"
     raw = source if source.startswith("/") else (f"{target}.raw" if wanted.preprocess else target)
     resources = {
         "requests": {"cpu": f"{round(wanted.cpus * 1000)}m", "memory": f"{round(wanted.memory_gib * 1024)}Mi"},

@@ -46,7 +46,7 @@ def training_pod(
         "imagePullPolicy": "IfNotPresent",
         "args": list(args),
         "env": environment(facts, facts.fabric.env, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, facts.job.env),
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
         "resources": _resources(facts),
         "securityContext": container_security(facts.fabric.capabilities),
         # The last lines of the log go where `kubectl describe` and `python -m workloads status` find them.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainer.config import TrainConfig
 
@@ -12,9 +13,18 @@ Launcher = Literal["job", "pytorchjob", "trainjob", "torchx"]
 
 #: A run's name begins the names of pods and services, which DNS limits to 63 letters, and the operators add up to 27:
 #: JobSet's `<name>-<hash>-node-0-<index>-<5 letters>` is the longest.
-RUN_NAME = r"^[a-z]([-a-z0-9]{0,34}[a-z0-9])?$"
-RUN_RULE = "1 to 36 of a-z, 0-9 and -, beginning with a letter, not ending in -"
+_RUN_NAME = re.compile(r"[a-z]([-a-z0-9]{0,34}[a-z0-9])?")
 
+
+def _run_name(value: str) -> str:
+    if not _RUN_NAME.fullmatch(value):
+        raise ValueError(
+            "not a name that Kubernetes takes: 1 to 36 of a-z, 0-9 and -, beginning with a letter, not ending in -"
+        )
+    return value
+
+
+RunName = Annotated[str, AfterValidator(_run_name)]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -69,7 +79,7 @@ class JobSettings(Section):
     """
 
     launcher: Launcher = "pytorchjob"
-    run: str = Field("default", pattern=RUN_NAME, examples=["default"])
+    run: RunName = Field("default", examples=["default"])
     image: str | None = Field(None, examples=["registry.example/trainer@sha256:<digest>"])
     base_image: str | None = Field(None, examples=["ubuntu@sha256:<digest>"])
     nodes: Positive | None = None

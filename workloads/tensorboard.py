@@ -19,13 +19,13 @@ def manifests(facts: Facts) -> list[Manifest]:
         "name": TENSORBOARD,
         "command": [TENSORBOARD],
         "args": [f"--logdir={runs}", "--bind_all", f"--port={PORT}", "--load_fast=false"],
-        "ports": [{"name": "http", "containerPort": PORT}],
+        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 10},
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
     }
     pod = helper_pod(facts, component=TENSORBOARD, containers=[container], read_only=True)
     deployment = {"replicas": 1, "selector": {"matchLabels": selector}, "template": pod}
-    service = {"selector": selector, "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+    service = {"selector": selector, "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}]}
     # Neither is waited for: the image may still be on its way to the nodes, and no training depends on it.
     return [
         manifest(

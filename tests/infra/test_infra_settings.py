@@ -176,7 +176,7 @@ def test_a_file_that_is_no_kubeconfig_is_told_in_one_line(tmp_path: Path, conten
 
 def test_checkpoints_in_a_pods_own_file_system_are_refused(kubeconfig: Path) -> None:
     problem = _problems("local", {"storage": {"bucket_uri": "file:///tmp/x"}})["storage.bucket_uri"]
-    assert problem.legal == "file:///data or a folder in it"
+    assert problem.legal == "file:///data/work or a folder in it"
 
 
 def test_settings_cannot_be_changed_after_they_were_checked(kubeconfig: Path) -> None:

@@ -24,6 +24,7 @@ def launched(facts: Facts, config_map: str) -> Launched:
         return launch(facts, name, f"{name}-0.{facts.job.run}", TRAIN)
 
     job = indexed_job(facts, facts.job.run, labels, args, config_map=config_map, subdomain=facts.job.run, waited=False)
+    job["metadata"]["labels"] |= queue_labels(facts)
     return Launched(job, (service,))
 
 
@@ -55,7 +56,6 @@ def indexed_job(
     body = manifest(
         facts, "batch/v1", "Job", name, {"spec": spec(name)}, labels=labels, annotations=None if waited else NO_WAIT
     )
-    body["metadata"]["labels"] |= queue_labels(facts)
     return body
 
 

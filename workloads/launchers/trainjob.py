@@ -42,7 +42,8 @@ def _runtime_spec(facts: Facts, config_map: str) -> Manifest:
         },
     }
     return {
-        "mlPolicy": {"numNodes": facts.nodes, "torch": {"numProcPerNode": facts.processes_per_node}},
+        # Present and empty: it makes the operator set torchrun's variables; how many processes is the TrainJob's.
+        "mlPolicy": {"numNodes": facts.nodes, "torch": {}},
         "template": {
             "spec": {
                 "replicatedJobs": [replicated],

@@ -130,7 +130,12 @@ class Settings(ManagedStackSettings):
     @property
     def work_folder(self) -> str:
         """Below the folder that mirrors the bucket: only there can the trainer's user be given a folder of its own."""
-        return "datasets/work"
+        return f"{self.bucket_folder}/work"
+
+    @property
+    def bucket_folder(self) -> str:
+        """Where FSx mirrors the folder of the bucket that has the same name."""
+        return "datasets"
 
     @property
     def zones(self) -> tuple[str, ...]:

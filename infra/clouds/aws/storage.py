@@ -48,7 +48,12 @@ class TrainingStorage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         wanted = settings.storage
         self.facts = Storage(
-            "datasets", wanted.mount_path, wanted.size_gib, "ReadWriteMany", work_folder=settings.work_folder
+            claim_name="datasets",
+            mount_path=wanted.mount_path,
+            size_gib=wanted.size_gib,
+            access_mode="ReadWriteMany",
+            work_folder=settings.work_folder,
+            bucket_folder=settings.bucket_folder,
         )
         self.identity = Identity(endpoints=(_POD_IDENTITY_AGENT,))
         bucket = self._bucket()
@@ -189,7 +194,7 @@ class TrainingStorage(pulumi.ComponentResource):
         aws.fsx.DataRepositoryAssociation(
             f"{self._name}-datasets",
             file_system_id=file_system.id,
-            file_system_path=f"/{DATASETS}",
+            file_system_path=f"/{self._settings.bucket_folder}",
             data_repository_path=pulumi.Output.concat("s3://", bucket.bucket, f"/{DATASETS}/"),
             batch_import_meta_data_on_create=True,
             s3=aws.fsx.DataRepositoryAssociationS3Args(
