@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 #: Seconds for something that takes one on a quiet machine: tests share two cores with others.
 PATIENCE = 60.0
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.3
 NEEDED = ("setpriv", "unshare", "nsenter", "mount")
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 #: The user of each token and its groups; the server's own roles for the controllers, so that a missing right is seen.
@@ -224,7 +224,7 @@ class Plane:
         """Pods of fake nodes start, end and go by its stages: its own fast ones, and ours of `stages.yaml`."""
         self.write_kubeconfig("kwok")
         stages = cluster_build.source("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
-        theirs = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
+        theirs = ("node/fast/node-initialize", "pod/fast/pod-ready")
         self.program(
             "kwok",
             f"--kubeconfig={self.kubeconfig_of('kwok')}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -21,6 +22,8 @@ from cluster_plane import Plane
 
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
+#: Of nodes: a name is used once, as the control plane remembers what ran on it.
+NUMBERS = itertools.count(100)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,7 +79,7 @@ def gpu_nodes(plane: Plane) -> Iterator[Callable[..., list[str]]]:
     made: list[str] = []
 
     def add(count: int, **resources: str) -> list[str]:
-        names = [f"gpu-{len(made) + number}" for number in range(count)]
+        names = [f"gpu-{next(NUMBERS)}" for _ in range(count)]
         made.extend(names)
         plane.apply([gpu_node(name, **resources) for name in names])
         plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", *names)
@@ -97,9 +100,10 @@ def namespace(plane: Plane, request: pytest.FixtureRequest, gpu_nodes: Callable[
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}])
     yield name
+    # The namespace itself goes later: its controller waits out the grace period of pods that are gone already.
     plane.kubectl("delete", "namespace", name, "--wait=false")
-    gone = lambda: plane.kubectl("get", "namespace", name, check=False).returncode != 0  # noqa: E731
-    cluster_plane.wait_for(f"end of namespace {name}", gone)
+    plane.kubectl("delete", "jobs,pods", "--all", "--namespace", name, "--wait=false")
+    cluster_plane.wait_for(f"end of all pods in {name}", lambda: plane.get("pods", "--namespace", name) == [])
 
 
 @pytest.fixture(scope="session")
