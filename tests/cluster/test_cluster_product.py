@@ -1,6 +1,6 @@
 """The product's own manifests, of every cloud and by every launcher, on a real control plane with the real operators.
 
-They are read from the golden files of `tests/workloads`, which that folder's tests hold equal to what the program makes.
+They are read from the golden files of `tests/workloads`, which its tests hold equal to what the program makes.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def job_nodes(plane: Plane, job: Manifest, count: int, prefix: str) -> list[str]
     for node in nodes:
         node["metadata"]["labels"] |= spec["nodeSelector"]
         for resources in node["status"].values():
-            resources |= limits
+            resources.update(limits)
     plane.apply(nodes)
     names = [node["metadata"]["name"] for node in nodes]
     plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", *names)
