@@ -89,7 +89,7 @@ def install(plane: Plane, operator: Operator) -> None:
     objects = [adapted(item, webhook) for item in render(plane, operator) if item["kind"] != "Deployment"]
     first = [item for item in objects if item["kind"] in ("Namespace", "CustomResourceDefinition")]
     plane.apply(first)
-    plane.kubectl("wait", "--for=condition=Established", "crd", *names(first, "CustomResourceDefinition"))
+    plane.wait_for_crds()
     plane.apply([item for item in objects if item not in first])
     certificates = plane.folder / f"{operator.name}-certificates"
     certificates.mkdir()
@@ -130,7 +130,9 @@ def render(plane: Plane, operator: Operator) -> Iterator[dict[str, Any]]:
         document["secretGenerator"] = [{"name": operator.secret, "options": {"disableNameSuffixHash": True}}]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
     text = plane.kubectl("kustomize", str(folder)).stdout
-    return (item for item in yaml.safe_load_all(text) if item)
+    # The operators' CRDs are 50,000 lines: a minute for the loader in Python, a second for the one in C.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return (item for item in yaml.load_all(text, Loader=loader) if item)
 
 
 def adapted(item: dict[str, Any], webhook: int) -> dict[str, Any]:
@@ -140,10 +142,6 @@ def adapted(item: dict[str, Any], webhook: int) -> dict[str, Any]:
     for hook in item.get("webhooks", []):
         hook["clientConfig"]["service"]["port"] = webhook
     return item
-
-
-def names(objects: list[dict[str, Any]], kind: str) -> list[str]:
-    return [item["metadata"]["name"] for item in objects if item["kind"] == kind]
 
 
 def flags(plane: Plane, operator: Operator, webhook: int, health: int) -> list[str]:

@@ -272,7 +272,7 @@ class Plane:
         return done.stderr
 
     def _apply(self, manifests: Sequence[Mapping[str, Any]], *options: str) -> subprocess.CompletedProcess[str]:
-        text = yaml.safe_dump_all([dict(manifest) for manifest in manifests])
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
         strict = ("apply", "--server-side", "--field-manager=test", "--validate=strict", "--filename=-")
         return self.kubectl(*strict, *options, check=False, input=text)
 
@@ -280,6 +280,19 @@ class Plane:
         """Objects as the server holds them: one, or a list where several match."""
         document = json.loads(self.kubectl("get", *arguments, "--output=json").stdout)
         return document["items"] if document["kind"] == "List" else document
+
+    def wait_for_crds(self) -> None:
+        """Until every CRD is served. `kubectl wait` fails on one that has no conditions yet."""
+
+        def unserved() -> list[str]:
+            served = {"type": "Established", "status": "True"}
+            return [
+                item["metadata"]["name"]
+                for item in self.get("customresourcedefinitions")
+                if not any(served.items() <= each.items() for each in item.get("status", {}).get("conditions") or [])
+            ]
+
+        wait_for("CRDs that are served", lambda: not unserved())
 
     def log(self, name: str) -> str:
         path = self.logs / f"{name}.log"

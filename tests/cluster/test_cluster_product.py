@@ -80,7 +80,7 @@ def kinds(plane: Plane, operators: Callable[[Operator], None]) -> None:
     prometheus = cluster_build.source("crds", "github.com/prometheus-operator/prometheus-operator")
     monitor = prometheus / "example" / "prometheus-operator-crd" / "monitoring.coreos.com_podmonitors.yaml"
     plane.kubectl("apply", "--server-side", f"--filename={kueue}", f"--filename={monitor}")
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    plane.wait_for_crds()
 
 
 @pytest.fixture
