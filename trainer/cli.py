@@ -15,7 +15,8 @@ EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 75 for "start me again", 130 for
+    Ctrl-C."""
     rest = list(arguments)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "train"
     if name not in COMMANDS:
@@ -66,7 +67,8 @@ def config_command(arguments: Sequence[str]) -> int:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Start several processes on this machine: launch [--nproc N] COMMAND [OPTION ...]; N: one per GPU, else 2."""
+    """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
+    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] COMMAND ..."""
     from trainer.launch import launch
 
     return launch(list(arguments))
@@ -156,8 +158,9 @@ def _alone(name: str, body: Callable[[Sequence[str]], int], arguments: Sequence[
     return body(arguments)
 
 
-def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int:
-    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it."""
+def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> int:
+    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it; its exit
+    code."""
     from trainer.options import load_config
 
     try:
@@ -171,20 +174,21 @@ def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int
     from trainer.runtime import running
 
     with running(config.train, dict(os.environ)) as runtime:
-        body(config, runtime)
-    return EXIT_OK
+        code = body(config.for_processes(runtime.world_size), runtime)
+    return code
 
 
-def _train(config: Any, runtime: Any) -> None:
+def _train(config: Any, runtime: Any) -> int:
     from trainer.train import train
 
-    train(config, runtime)
+    return train(config, runtime)
 
 
-def _evaluate(config: Any, runtime: Any) -> None:
+def _evaluate(config: Any, runtime: Any) -> int:
     from trainer.train import evaluate_run
 
     evaluate_run(config, runtime)
+    return EXIT_OK
 
 
 def _is_main() -> bool:
