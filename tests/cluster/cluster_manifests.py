@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 Manifest = dict[str, Any]
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
 
-def gpu_node(name: str, **resources: str) -> Manifest:
+def gpu_node(
+    name: str, labels: Mapping[str, str] | None = None, resources: Mapping[str, str] | None = None
+) -> Manifest:
     """A node as a GPU pool of the product has it: label, taint, 8 GPUs, and what a fabric's plug-ins would add."""
     capacity = {"cpu": "192", "memory": "2000Gi", "pods": "110", "ephemeral-storage": "3000Gi", "nvidia.com/gpu": "8"}
     capacity |= {"vpc.amazonaws.com/efa": "32", "rdma/ib": "8", "hugepages-2Mi": "10Gi"}
-    capacity |= {key.replace("__", "/").replace("_", "."): value for key, value in resources.items()}
+    capacity |= resources or {}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -23,6 +26,7 @@ def gpu_node(name: str, **resources: str) -> Manifest:
                 "kubernetes.io/hostname": name,
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": "amd64",
+                **(labels or {}),
             },
             "annotations": {"kwok.x-k8s.io/node": "fake"},
         },
@@ -117,7 +121,7 @@ def trainjob(namespace: str, nodes: int, **annotations: str) -> list[Manifest]:
     """A TrainJob of Kubeflow Trainer v2 with a TrainingRuntime of its own."""
     template = pod_template("node", **annotations)
     runtime = {
-        "mlPolicy": {"numNodes": nodes, "torch": {"numProcPerNode": 8}},
+        "mlPolicy": {"numNodes": nodes, "torch": {}},
         "template": {
             "spec": {
                 "replicatedJobs": [
@@ -133,7 +137,5 @@ def trainjob(namespace: str, nodes: int, **annotations: str) -> list[Manifest]:
         },
     }
     head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "metadata": {"name": "train", "namespace": namespace}}
-    return [
-        {**head, "kind": "TrainingRuntime", "spec": runtime},
-        {**head, "kind": "TrainJob", "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "train"}}},
-    ]
+    spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": "train"}, "trainer": {"numProcPerNode": 8}}
+    return [{**head, "kind": "TrainingRuntime", "spec": runtime}, {**head, "kind": "TrainJob", "spec": spec}]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,10 @@ def programs(request: pytest.FixtureRequest) -> None:
             pytest.skip(f"not built yet: {names}, and TEST_CLUSTER_BUILD=0; `make test-cluster` builds it")
         with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             cluster_build.say(f"\nbuilding {names}, once: about 15 minutes on two cores")
-            cluster_build.build()
+            try:
+                cluster_build.build()
+            except cluster_build.BuildError as error:
+                pytest.exit(f"error: {error}", returncode=2)
 
 
 @pytest.fixture(scope="session")
@@ -75,13 +79,13 @@ def plane(programs: None, request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 @pytest.fixture
 def gpu_nodes(plane: Plane) -> Iterator[Callable[..., list[str]]]:
-    """Add nodes for one test: `gpu_nodes(2)`; ready when it returns."""
+    """Add nodes for one test, `gpu_nodes(2)` or `gpu_nodes(2, cpu_node)`: ready when it returns."""
     made: list[str] = []
 
-    def add(count: int, **resources: str) -> list[str]:
-        names = [f"gpu-{next(NUMBERS)}" for _ in range(count)]
+    def add(count: int, make: Callable[[str], dict[str, Any]] = gpu_node) -> list[str]:
+        names = [f"node-{next(NUMBERS)}" for _ in range(count)]
         made.extend(names)
-        plane.apply([gpu_node(name, **resources) for name in names])
+        plane.apply([make(name) for name in names])
         plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", *names)
         return names
 

@@ -64,7 +64,7 @@ def test_a_pytorchjob_whose_container_is_not_called_pytorch_is_denied(
 ) -> None:
     said = plane.refusal(pytorchjob(namespace, 2, container="trainer"))
     assert "validator.pytorchjob.training-operator.kubeflow.org" in said
-    assert "at least one container must be named" in said or "pytorch" in said
+    assert "must have at least one container with name pytorch" in said
 
 
 def test_a_field_that_a_pytorchjob_does_not_have_is_refused(

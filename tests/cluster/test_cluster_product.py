@@ -12,7 +12,7 @@ from typing import Any
 import cluster_build
 import pytest
 import yaml
-from cluster_manifests import gpu_node
+from cluster_manifests import cpu_node, gpu_node
 from cluster_operators import JOBSET, PYTORCHJOB, TRAINER, Operator
 from cluster_plane import Plane, wait_for
 from test_cluster_jobs import bound, condition, pods, waiting
@@ -91,19 +91,11 @@ def open_namespace(plane: Plane, namespace: str) -> Iterator[str]:
     plane.kubectl("delete", "persistentvolume", namespace, "--ignore-not-found", "--wait=false")
 
 
-def job_nodes(plane: Plane, job: Manifest, count: int, prefix: str) -> list[str]:
+def fitting(job: Manifest) -> Callable[[str], Manifest]:
     """Nodes on which exactly this job fits: labelled as it selects, with as much of each device as one pod asks for."""
     spec = template(job)["spec"]
     limits = {key: value for key, value in spec["containers"][0]["resources"]["limits"].items() if key != "memory"}
-    nodes = [gpu_node(f"{prefix}-{number}") for number in range(count)]
-    for node in nodes:
-        node["metadata"]["labels"] |= spec["nodeSelector"]
-        for resources in node["status"].values():
-            resources.update(limits)
-    plane.apply(nodes)
-    names = [node["metadata"]["name"] for node in nodes]
-    plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", *names)
-    return names
+    return lambda name: gpu_node(name, spec["nodeSelector"], limits)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -112,8 +104,8 @@ def test_a_launchers_objects_are_accepted_and_its_job_starts(
 ) -> None:
     companions = golden(name.split("-")[0], open_namespace)
     launched = golden(name, open_namespace)
-    plane.apply([companions["account"], companions["config"], companions["quota"]])
-    plane.apply([item for key, item in launched.items() if key != "job"])
+    before = [item for key, item in launched.items() if key != "job"]
+    plane.apply([companions["account"], companions["config"], companions["quota"], *before])
     plane.apply([launched["job"]])
     wait_for("pods of the job", lambda: pods(plane, open_namespace))
     refused = [
@@ -140,7 +132,7 @@ def test_the_job_of_a_gpu_stack_runs_alone_on_each_node_with_all_its_devices(
     companions, launched = golden("aws", open_namespace), golden("aws-job", open_namespace)
     job = ending(launched["job"], end="never")
     count = job["spec"]["completions"]
-    nodes = job_nodes(plane, job, count, open_namespace)
+    nodes = gpu_nodes(count, fitting(job))
     plane.apply([*claim(open_namespace), companions["account"], companions["config"], companions["quota"]])
     plane.apply([*(item for key, item in launched.items() if key != "job"), job])
     placed = wait_for("placed pods", lambda: len(found := bound(plane, open_namespace)) == count and found)
@@ -151,8 +143,6 @@ def test_the_job_of_a_gpu_stack_runs_alone_on_each_node_with_all_its_devices(
     assert any(f"{name}-0.{template(job)['spec']['subdomain']}:" in each for each in arguments), (
         "torchrun must look for its store at a pod that exists"
     )
-    plane.kubectl("delete", "job", name, "--namespace", open_namespace)
-    plane.kubectl("delete", "node", *nodes)
 
 
 def test_the_job_waits_for_gpus_where_a_node_is_missing(
@@ -160,26 +150,21 @@ def test_the_job_waits_for_gpus_where_a_node_is_missing(
 ) -> None:
     companions, launched = golden("aws", open_namespace), golden("aws-job", open_namespace)
     job = ending(launched["job"], end="never")
-    (node,) = job_nodes(plane, job, 1, open_namespace)
+    gpu_nodes(1, fitting(job))
     plane.apply([*claim(open_namespace), companions["account"], companions["config"], companions["quota"]])
     plane.apply([*(item for key, item in launched.items() if key != "job"), job])
     said = wait_for("waiting pod", lambda: waiting(plane, open_namespace))
     assert "Insufficient nvidia.com/gpu" in said[0]
-    plane.kubectl("delete", "job", job["metadata"]["name"], "--namespace", open_namespace)
-    plane.kubectl("delete", "node", node)
 
 
 def test_a_local_job_passes_the_restricted_level_and_completes(
     plane: Plane, namespace: str, gpu_nodes: Callable[..., list[str]]
 ) -> None:
     companions, launched = golden("local", namespace), golden("local-job", namespace)
-    nodes = [gpu_node(f"{namespace}-{number}") for number in range(2)]
-    for node in nodes:
-        del node["spec"]["taints"]
-    plane.apply([*nodes, *claim(namespace), companions["account"], companions["config"], companions["quota"]])
+    gpu_nodes(2, cpu_node)
+    plane.apply([*claim(namespace), companions["account"], companions["config"], companions["quota"]])
     plane.apply(list(launched.values()))
     name = launched["job"]["metadata"]["name"]
     job = lambda: plane.get("job", name, "--namespace", namespace)  # noqa: E731
     wait_for("completed job", lambda: condition(job(), "Complete").get("status") == "True")
-    plane.kubectl("delete", "node", *(node["metadata"]["name"] for node in nodes))
     plane.kubectl("delete", "persistentvolume", namespace, "--wait=false")

@@ -71,11 +71,8 @@ def stack(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     made.pulumi("stack", "init", "local")
     for key, value in SETTINGS.items():
         made.set(key, value)
-    nodes = ["cpu-stack"]
-    plane.apply([cpu_node("cpu-stack")])
     yield made
     made.pulumi("destroy", "--yes", "--skip-preview", "--stack", "local")
-    plane.kubectl("delete", "node", *nodes)
 
 
 def jobs(plane: Plane) -> list[str]:
@@ -86,6 +83,7 @@ def test_a_stack_comes_up_is_left_alone_changes_and_goes(
     plane: Plane, stack: Stack, gpu_nodes: Callable[..., list[str]]
 ) -> None:
     gpu_nodes(2)
+    gpu_nodes(1, cpu_node)
     first = stack.up()
     assert set(first) == {"create"}
     (before,) = jobs(plane)
