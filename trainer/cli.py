@@ -98,7 +98,7 @@ def bench_command(arguments: Sequence[str]) -> int:
 
 def preprocess_command(arguments: Sequence[str]) -> int:
     """Criteo click logs (TSV, also .gz) to npy or Parquet files: preprocess --input PATH --output DIR [OPTION ...]"""
-    from trainer.preprocess.run import preprocess_main
+    from trainer.preprocess import preprocess_main
 
     return _alone("preprocess", preprocess_main, arguments)
 
