@@ -72,7 +72,8 @@ def test_a_field_that_a_pytorchjob_does_not_have_is_refused(
 ) -> None:
     job = pytorchjob(namespace, 2)
     job["spec"]["elasticPolicy"]["maxRestart"] = 3
-    assert ".spec.elasticPolicy.maxRestart" in plane.refusal(job)
+    # kubectl checks it itself where the server does not publish the new kind yet, and says it in other words.
+    assert "maxRestart" in plane.refusal(job)
 
 
 def test_a_trainjob_becomes_a_jobset_and_completes_on_the_gpu_nodes(
