@@ -20,7 +20,7 @@ from trainer.errors import UserError
 # Gloo reports a process that died at once; this is for one that writes slowly while the others wait for it.
 _SLOWEST_SAVE = timedelta(hours=2)
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 600.0
-_FINAL_PAUSE_SECONDS = 0.5
+_FINAL_PAUSE_SECONDS, _LONGEST_FINAL_PAUSE_SECONDS = 0.5, 30.0
 
 Report = Callable[..., None]
 
@@ -115,7 +115,7 @@ class Saver:
         self.settle()
         while self.saved_step != progress.step:
             if self._failures:
-                time.sleep(_FINAL_PAUSE_SECONDS * 2**self._failures)
+                time.sleep(min(_FINAL_PAUSE_SECONDS * 2**self._failures, _LONGEST_FINAL_PAUSE_SECONDS))
             self.start(progress)
             self.settle()
 

@@ -223,9 +223,15 @@ class FsspecStore:
         return retried(what, attempt, self._attempts)
 
 
+def _s3_options(seconds: int) -> dict[str, Any]:
+    # s3fs tries each request five times by itself; botocore beneath it would make that twenty-five.
+    limits = {"connect_timeout": min(seconds, 10), "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
+    return {"config_kwargs": limits}
+
+
 # A request that takes longer is given up and made again; without these a dead server holds a save for minutes.
 _CLIENT_OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "s3": lambda seconds: {"config_kwargs": {"connect_timeout": min(seconds, 10), "read_timeout": seconds}},
+    "s3": _s3_options,
     "gs": lambda seconds: {"requests_timeout": seconds},
     "abfs": lambda seconds: {"connection_timeout": min(seconds, 10), "read_timeout": seconds},
 }
