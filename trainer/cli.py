@@ -86,10 +86,18 @@ def predict_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, in interleaved blocks: bench [--blocks N] [--steps N] [OPTION ...]"""
+    """Our step beside the stock TorchRec step, or what saves cost: bench [--checkpoints] [--blocks N] [--steps N]
+    [OPTION ...]"""
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """Draw loss and speed of a run with its kills, saves and resumes, as PNG and HTML: report RUN [--out FOLDER]"""
+    from trainer.report import report_main
+
+    return report_main(arguments)
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -100,6 +108,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "bench": bench_command,
     "config": config_command,
     "launch": launch_command,
+    "report": report_command,
 }
 
 
