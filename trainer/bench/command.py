@@ -16,7 +16,6 @@ from rich.table import Table
 from trainer.errors import UserError
 from trainer.options import load_config
 
-
 _STEPS, _STEPS_PER_SAVE = 20, 100
 
 
@@ -106,7 +105,7 @@ def _show_steps(result: dict[str, Any]) -> None:
 
 def _show_saves(result: dict[str, Any]) -> None:
     table = Table(
-        title=f"{result['processes']} processes, {result['device']}, a checkpoint every {result['steps_per_save']} steps"
+        title=f"{result['processes']} processes, {result['device']}, a save every {result['steps_per_save']} steps"
     )
     for column in ("training", "samples/s (median)", "min", "max"):
         table.add_column(column, justify="left" if column == "training" else "right")
@@ -115,8 +114,8 @@ def _show_saves(result: dict[str, Any]) -> None:
         table.add_row(f"{name} checkpoints", *(f"{r:,.0f}" for r in (result[name], min(rates), max(rates))))
     table.caption = (
         f"ratio with / without, median of block pairs: {result['ratio']:.3f}; a save blocks training for "
-        f"{result['blocked_seconds']:.3f} s, {result['blocked_share']:.0%} of the {result['synchronous_seconds']:.2f} s "
-        f"of a synchronous one"
+        f"{result['blocked_seconds']:.3f} s, {result['blocked_share']:.0%} of a synchronous one's "
+        f"{result['synchronous_seconds']:.2f} s"
     )
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
