@@ -1,27 +1,60 @@
 """The Pulumi program: settings, then a cluster, then its operators, then the training job on it."""
 
+from collections.abc import Iterable
+
+import pulumi
+
 from infra import stack
 from infra.addons.addons import Addons
 from infra.exports import export_all
-from infra.settings import JobSettings
+from infra.problems import Problem
+from trainer.config import TrainConfig
+from workloads import checks
+from workloads.component import TrainingJob
+from workloads.settings import SECTIONS, JobSettings
 
 
 def main() -> None:
-    """Provision the stack that `Pulumi.<stack>.yaml` describes."""
-    configured = stack.load(sections={"job": JobSettings})
+    """Provision the stack that `Pulumi.<stack>.yaml` describes, and start its job."""
+    configured = stack.load(sections=SECTIONS, further=[job_problems])
     wanted = configured.settings
     job = configured.section("job", JobSettings)
+    trainer = configured.section("trainer", TrainConfig)
 
     cluster = configured.cloud.provision(wanted.stack, wanted)
-    Addons(
+    addons = Addons(
         f"{wanted.stack}-addons",
         cluster,
         launcher=job.launcher,
         monitored=wanted.addons.monitoring,
         queued=wanted.addons.kueue,
     )
-    # The training job goes here: it depends on the add-ons' `ready` and on `cluster.before_workloads`.
-    export_all(cluster, wanted)
+    training = TrainingJob(
+        f"{wanted.stack}-training",
+        cluster,
+        job,
+        trainer,
+        queued=wanted.addons.kueue,
+        monitored=wanted.addons.monitoring,
+        after=addons.ready,
+    )
+    export_all(cluster, wanted, then=[f"python -m workloads status --stack {wanted.stack}"])
+    pulumi.export("job", training.job)
+
+
+def job_problems(configured: stack.Stack) -> Iterable[Problem]:
+    """Mistakes between the job's settings and the cluster's."""
+    wanted = configured.settings
+    pool = checks.Pool(
+        nodes_desired=wanted.gpu.nodes.desired,
+        nodes_max=wanted.gpu.nodes.max,
+        gpus_per_node=wanted.gpus_per_node,
+        has_registry=wanted.has_registry,
+        mount_path=wanted.storage.mount_path,
+        work_path=f"{wanted.storage.mount_path.rstrip('/')}/{wanted.work_folder}",
+        shows_bucket=wanted.bucket_folder is not None,
+    )
+    return checks.problems(configured.section("job", JobSettings), configured.section("trainer", TrainConfig), pool)
 
 
 main()

@@ -143,12 +143,23 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Storage:
-    """Shared storage for datasets: a claim that exists in the cluster's namespace and is ready to mount."""
+    """Shared storage for datasets: a claim that exists in the cluster's namespace and is ready to mount.
+
+    `work_folder` is the one folder of it that the trainer's user may write to, for logs and prepared data;
+    `bucket_folder` is where the bucket's datasets appear by themselves, None where a Job must copy them.
+    """
 
     claim_name: str
     mount_path: str
     size_gib: int
     access_mode: AccessMode
+    work_folder: str = "work"
+    bucket_folder: str | None = None
+
+    @property
+    def work_path(self) -> str:
+        """Where a pod finds the folder that it may write to."""
+        return f"{self.mount_path.rstrip('/')}/{self.work_folder}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,8 @@ class Identity:
     """How a pod reaches the bucket without a key: its service account's annotations and its own labels.
 
     The workloads create the service account and set `env` in every container that opens the bucket. `secret_name`
-    names a Secret whose entries become environment variables, for clusters that have no keyless identity.
+    names a Secret whose entries become environment variables, for clusters that have no keyless identity. `endpoints`
+    (`cidr:port`) are where a pod gets its credentials, when that is not plain HTTPS.
     """
 
     service_account: str = "trainer"
@@ -164,6 +176,7 @@ class Identity:
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     secret_name: str | None = None
+    endpoints: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

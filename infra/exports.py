@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pulumi
 
@@ -11,15 +11,18 @@ from infra.cost import HourlyCost
 from infra.settings import StackSettings
 
 
-def export_all(cluster: Cluster, settings: StackSettings) -> None:
-    """Export every output of the stack; the kubeconfig is a secret whatever the cloud did."""
+def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = ()) -> None:
+    """Export every output of the stack; the kubeconfig is a secret whatever the cloud did.
+
+    `then` are shell lines that come after those which reach the cluster.
+    """
     pulumi.export("cluster_name", cluster.name)
     pulumi.export("kubeconfig", pulumi.Output.secret(cluster.kubeconfig))
     pulumi.export("bucket_uri", cluster.bucket_uri)
     pulumi.export("checkpoint_uri", cluster.checkpoint_uri)
     pulumi.export("registry", cluster.registry.repository)
     pulumi.export("hourly_cost_usd", hourly_cost(settings))
-    pulumi.export("next_steps", next_steps(cluster))
+    pulumi.export("next_steps", next_steps(cluster, then))
 
 
 def hourly_cost(settings: StackSettings) -> Mapping[str, float | None]:
@@ -34,11 +37,13 @@ def hourly_cost(settings: StackSettings) -> Mapping[str, float | None]:
     }
 
 
-def next_steps(cluster: Cluster) -> pulumi.Output[list[str]]:
+def next_steps(cluster: Cluster, then: Sequence[str] = ()) -> pulumi.Output[list[str]]:
     """Shell lines for a person, in the order in which they help."""
     connect = [
         "pulumi stack output kubeconfig --show-secrets > kubeconfig.yaml && chmod 600 kubeconfig.yaml",
         "export KUBECONFIG=$PWD/kubeconfig.yaml",
         f"kubectl --namespace {cluster.namespace} get pods --output wide",
     ]
-    return pulumi.Output.all(*cluster.commands.values()).apply(lambda own: [*connect, *(str(line) for line in own)])
+    return pulumi.Output.all(*cluster.commands.values()).apply(
+        lambda own: [*connect, *then, *(str(line) for line in own)]
+    )

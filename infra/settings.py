@@ -8,10 +8,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from infra import checks, cost
+from infra import catalog, checks, cost
 from infra.problems import Problem
 
-Launcher = Literal["job", "pytorchjob", "trainjob", "torchx"]
+#: The folder of the shared storage that the trainer's user may write to, where a cloud has no reason for another.
+WORK_FOLDER = "work"
 
 
 def _cidr(value: str) -> str:
@@ -107,12 +108,6 @@ class AddonSettings(Section):
     kueue: bool = False
 
 
-class JobSettings(Section):
-    """The part of `job` that decides which operator is installed."""
-
-    launcher: Launcher = "pytorchjob"
-
-
 class StackSettings(Section):
     """Everything a stack configures about its cluster; a cloud's `Settings` adds its own keys.
 
@@ -151,6 +146,26 @@ class StackSettings(Section):
         """Whether the pool's nodes may be taken away at any time, at the spot price."""
         return False
 
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that one node of the pool offers; 0 on a CPU cluster."""
+        return 0
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether the stack has a registry to push the trainer's image to."""
+        return False
+
+    @property
+    def work_folder(self) -> str:
+        """The folder of the shared storage that the trainer's user may write to."""
+        return WORK_FOLDER
+
+    @property
+    def bucket_folder(self) -> str | None:
+        """The folder of the shared storage that shows the bucket's datasets; None where it shows none."""
+        return None
+
 
 class ManagedStackSettings(StackSettings):
     """Settings of a stack whose cluster this project creates."""
@@ -172,3 +187,14 @@ class ManagedStackSettings(StackSettings):
     def interruptible(self) -> bool:
         """Whether the pool's nodes may be taken away at any time, at the spot price."""
         return self.gpu.capacity == "spot"
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the instance type; 0 where the catalog does not have it, which `problems` tells."""
+        types = {row.name: row for row in catalog.instances(self.cloud)}
+        return types[self.gpu.instance_type].num_gpus if self.gpu.instance_type in types else 0
+
+    @property
+    def has_registry(self) -> bool:
+        """This project creates one beside the cluster."""
+        return True

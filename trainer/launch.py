@@ -15,6 +15,9 @@ from trainer.preemption import EXIT_RESTART
 _EXIT_USER_ERROR = 2
 _BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only one that cannot even do that is killed
 
+#: Kubeflow's operators tell torchrun by its own variables how many machines there are and where they meet.
+_OPERATOR_DECIDES = "PET_NNODES"
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
@@ -32,13 +35,28 @@ def launch(arguments: list[str]) -> int:
     """`launch [OPTION ...] COMMAND ...`: run the trainer's COMMAND in N processes per machine; returns the first
     failure's exit code, 75 after SIGTERM."""
     options, arguments = _split(arguments)
+    shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
+    if _OPERATOR_DECIDES in os.environ:
+        return _run([*_beside_operator(options), *shutdown, "-m", "trainer", *arguments])
     count = _count(options.nproc)
     elastic = _elastic_arguments(options)
     if count == 1 and not elastic:
         os.execv(sys.executable, [sys.executable, "-m", "trainer", *arguments])  # noqa: S606  # our own interpreter
-    shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
     where = [*(elastic or ["--standalone"]), "--max_restarts", options.max_restarts]
     return _run([*where, "--nproc_per_node", str(count), *shutdown, "-m", "trainer", *arguments])
+
+
+def _beside_operator(options: LaunchOptions) -> list[str]:
+    """What is left to say where an operator has set torchrun's own variables (`PET_NNODES`, `PET_RDZV_ID` ...)."""
+    given = {
+        "--nproc": options.nproc != "auto",
+        "--nnodes": options.nnodes != "1",
+        "--rdzv-endpoint": options.rdzv_endpoint,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option} is given, but {_OPERATOR_DECIDES} is set and decides: leave one of them out")
+    return ["--max_restarts", options.max_restarts] if options.max_restarts != "0" else []
 
 
 def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:

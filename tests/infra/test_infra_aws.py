@@ -17,8 +17,8 @@ from infra_mocks import PROJECT, Recording, Registration, stack_config
 from infra.clouds.aws.network import subnet_layout
 from infra.clouds.aws.settings import Settings
 from infra.contract import GPU_LABEL, GPU_TAINT
-from infra.settings import JobSettings
 from infra.stack import parse
+from workloads.settings import SECTIONS
 
 Run = Callable[..., Recording]
 
@@ -60,7 +60,7 @@ def _user_data(recording: Recording) -> dict[str, str]:
 
 def _settings(overrides: Mapping[str, object]) -> Settings:
     """The checked settings of the repository's own stack with these overrides."""
-    settings = parse(stack_config("aws", overrides), PROJECT, "aws", {"job": JobSettings}).settings
+    settings = parse(stack_config("aws", overrides), PROJECT, "aws", SECTIONS).settings
     assert isinstance(settings, Settings)
     return settings
 

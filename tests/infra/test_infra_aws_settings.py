@@ -14,8 +14,8 @@ from infra_mocks import PROJECT
 from infra.clouds.aws import settings as aws
 from infra.cost import HourlyCost
 from infra.problems import Problem, SettingsError
-from infra.settings import JobSettings
 from infra.stack import Stack, parse
+from workloads.settings import SECTIONS
 
 
 def _parse(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str = "aws") -> Stack:
@@ -24,7 +24,7 @@ def _parse(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: str
     config = {
         f"{PROJECT}:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()
     }
-    return parse(config | ({"aws:region": region} if region else {}), PROJECT, stack, {"job": JobSettings})
+    return parse(config | ({"aws:region": region} if region else {}), PROJECT, stack, SECTIONS)
 
 
 def _settings(keys: Mapping[str, Any]) -> aws.Settings:

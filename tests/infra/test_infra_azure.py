@@ -19,8 +19,8 @@ from infra import clouds
 from infra.clouds.azure import settings as azure
 from infra.contract import Identity
 from infra.problems import Problem, SettingsError
-from infra.settings import JobSettings
 from infra.stack import parse
+from workloads.settings import SECTIONS
 
 Stack = Callable[..., Recording]
 
@@ -690,7 +690,7 @@ def _settings(settings: Mapping[str, Any], location: str = "eastus") -> azure.Se
         **settings,
     }
     config = {f"{PROJECT}:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
-    parsed = parse(config | {"azure-native:location": location}, PROJECT, "test", {"job": JobSettings}).settings
+    parsed = parse(config | {"azure-native:location": location}, PROJECT, "test", SECTIONS).settings
     assert isinstance(parsed, azure.Settings)
     return parsed
 
@@ -843,4 +843,4 @@ def test_a_missing_location_names_the_providers_key() -> None:
         f"{PROJECT}:gpu": '{"instance_type": "Standard_ND96asr_v4"}',
     }
     with pytest.raises(SettingsError, match="pulumi config set azure-native:location eastus"):
-        parse(config, PROJECT, "test", {"job": JobSettings})
+        parse(config, PROJECT, "test", SECTIONS)

@@ -15,7 +15,8 @@ from infra_mocks import PROJECT, ROOT, Recording, record, stack_config
 from infra import clouds, stack
 from infra.addons import charts
 from infra.contract import GPU_LABEL, GPU_TAINT, Cluster
-from infra.settings import JobSettings, StackSettings
+from infra.settings import StackSettings
+from workloads.settings import SECTIONS
 
 CLOUDS = clouds.available()
 BUCKET_URI = re.compile(r"^(s3|abfs|gs|file)://.+")
@@ -42,7 +43,7 @@ def _provision(cloud: str) -> Provisioned:
     made: list[tuple[Cluster, StackSettings]] = []
 
     def program() -> None:
-        configured = stack.load(sections={"job": JobSettings})
+        configured = stack.load(sections=SECTIONS)
         cluster = configured.cloud.provision("contract", configured.settings)
         for name in ("name", "kubeconfig", "bucket_uri", "checkpoint_uri"):
             pulumi.export(name, getattr(cluster, name))

@@ -15,8 +15,8 @@ from infra_mocks import PROJECT, Recording, Registration, run_stack, stack_confi
 from infra.clouds.gcp.settings import Settings
 from infra.cost import HourlyCost
 from infra.problems import Problem, SettingsError
-from infra.settings import JobSettings
 from infra.stack import parse
+from workloads.settings import SECTIONS
 
 Run = Callable[..., Recording]
 
@@ -53,7 +53,7 @@ def _pool(stack: Run, instance_type: str = A2, capacity: str = "on_demand") -> M
 
 
 def _parse(overrides: Mapping[str, object] | None = None, name: str = "gcp") -> Settings:
-    settings = parse(stack_config("gcp", overrides), PROJECT, name, {"job": JobSettings}).settings
+    settings = parse(stack_config("gcp", overrides), PROJECT, name, SECTIONS).settings
     assert isinstance(settings, Settings)
     return settings
 

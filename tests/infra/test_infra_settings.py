@@ -12,8 +12,8 @@ from infra_mocks import PROJECT
 
 from infra import checks
 from infra.problems import Problem, SettingsError
-from infra.settings import JobSettings
 from infra.stack import Stack, parse
+from workloads.settings import SECTIONS
 
 TAGS = {"owner": "me", "cost_centre": "tests"}
 
@@ -21,7 +21,7 @@ TAGS = {"owner": "me", "cost_centre": "tests"}
 def _parse(cloud: str, settings: Mapping[str, Any] | None = None, provider: Mapping[str, str] | None = None) -> Stack:
     keys = {"cloud": cloud, "tags": TAGS, **(settings or {})}
     config = {f"{PROJECT}:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
-    return parse({**config, **(provider or {})}, PROJECT, "test", {"job": JobSettings})
+    return parse({**config, **(provider or {})}, PROJECT, "test", SECTIONS)
 
 
 def _problems(cloud: str, settings: Mapping[str, Any], provider: Mapping[str, str] | None = None) -> dict[str, Problem]:
@@ -101,7 +101,7 @@ def test_an_unknown_cloud_lists_those_that_exist() -> None:
 
 def test_missing_tags_are_each_named(kubeconfig: Path) -> None:
     with pytest.raises(SettingsError) as caught:
-        parse({f"{PROJECT}:cloud": "local"}, PROJECT, "test", {"job": JobSettings})
+        parse({f"{PROJECT}:cloud": "local"}, PROJECT, "test", SECTIONS)
     assert [problem.key for problem in caught.value.problems] == ["tags.owner", "tags.cost_centre"]
 
 
@@ -116,7 +116,7 @@ def test_settings_of_the_provider_reach_the_cloud(fourth: str) -> None:
 
 def test_broken_json_is_a_problem_and_no_crash() -> None:
     with pytest.raises(SettingsError, match="not JSON"):
-        parse({f"{PROJECT}:cloud": "local", f"{PROJECT}:gpu": "{nodes"}, PROJECT, "test", {"job": JobSettings})
+        parse({f"{PROJECT}:cloud": "local", f"{PROJECT}:gpu": "{nodes"}, PROJECT, "test", SECTIONS)
 
 
 def test_spot_with_a_reservation_is_refused(fourth: str) -> None:
@@ -137,7 +137,7 @@ def test_a_check_from_elsewhere_is_told_with_the_others(kubeconfig: Path) -> Non
     config = {f"{PROJECT}:cloud": "local", f"{PROJECT}:tags": json.dumps(TAGS)}
     further = [lambda stack: [Problem("job.nodes", f"cloud {stack.cloud.name}", "", "")]]
     with pytest.raises(SettingsError, match="cloud local"):
-        parse(config, PROJECT, "test", {"job": JobSettings}, further)
+        parse(config, PROJECT, "test", SECTIONS, further)
 
 
 def test_the_budget_counts_the_pool_at_its_maximum_and_says_the_sum(fourth: str) -> None:
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_kubeconfig_is_told_in_one_line(tmp_path: Path, conten
 
 def test_checkpoints_in_a_pods_own_file_system_are_refused(kubeconfig: Path) -> None:
     problem = _problems("local", {"storage": {"bucket_uri": "file:///tmp/x"}})["storage.bucket_uri"]
-    assert problem.legal == "file:///data or a folder in it"
+    assert problem.legal == "file:///data/work or a folder in it"
 
 
 def test_settings_cannot_be_changed_after_they_were_checked(kubeconfig: Path) -> None:

@@ -128,6 +128,16 @@ class Settings(ManagedStackSettings):
     monitoring: Monitoring = Monitoring()
 
     @property
+    def work_folder(self) -> str:
+        """Below the folder that mirrors the bucket: only there can the trainer's user be given a folder of its own."""
+        return f"{self.bucket_folder}/work"
+
+    @property
+    def bucket_folder(self) -> str:
+        """Where FSx mirrors the folder of the bucket that has the same name."""
+        return "datasets"
+
+    @property
     def zones(self) -> tuple[str, ...]:
         """The VPC's zones. One that GPU nodes need beside the two by default comes last: it moves no other's range."""
         if self.network.zones:

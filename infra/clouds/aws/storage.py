@@ -16,6 +16,8 @@ from infra.volume import static_volume
 #: Folders of the bucket: what the trainer writes, and what FSx shows under the same name.
 CHECKPOINTS = "checkpoints"
 DATASETS = "datasets"
+#: Where the agent of EKS Pod Identity listens on every node.
+_POD_IDENTITY_AGENT = "169.254.170.23/32:80"
 
 #: Lustre's ports: https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
 _LUSTRE_PORTS = ((988, 988), (1018, 1023))
@@ -44,12 +46,21 @@ class TrainingStorage(pulumi.ComponentResource):
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._network, self._cluster = network, cluster
         self._child = pulumi.ResourceOptions(parent=self)
-        self.facts = Storage("datasets", settings.storage.mount_path, settings.storage.size_gib, "ReadWriteMany")
-        self.identity = Identity()
+        wanted = settings.storage
+        self.facts = Storage(
+            claim_name="datasets",
+            mount_path=wanted.mount_path,
+            size_gib=wanted.size_gib,
+            access_mode="ReadWriteMany",
+            work_folder=settings.work_folder,
+            bucket_folder=settings.bucket_folder,
+        )
+        self.identity = Identity(endpoints=(_POD_IDENTITY_AGENT,))
         bucket = self._bucket()
         self.bucket_name = bucket.bucket
         file_system = self._file_system()
         self._association(file_system, bucket)
+        self._work_folder(bucket)
         drivers = self._drivers()
         self._volume(file_system, namespace, drivers)
         self._trainer_identity(bucket, namespace)
@@ -183,7 +194,7 @@ class TrainingStorage(pulumi.ComponentResource):
         aws.fsx.DataRepositoryAssociation(
             f"{self._name}-datasets",
             file_system_id=file_system.id,
-            file_system_path=f"/{DATASETS}",
+            file_system_path=f"/{self._settings.bucket_folder}",
             data_repository_path=pulumi.Output.concat("s3://", bucket.bucket, f"/{DATASETS}/"),
             batch_import_meta_data_on_create=True,
             s3=aws.fsx.DataRepositoryAssociationS3Args(
@@ -194,6 +205,23 @@ class TrainingStorage(pulumi.ComponentResource):
             ),
             tags=self._tags,
             opts=self._child,
+        )
+
+    def _work_folder(self, bucket: aws.s3.Bucket) -> None:
+        """A folder of the file system that belongs to the trainer's user; all else there is root's.
+
+        Lustre's root cannot be given away by a pod without root's rights. FSx takes owner and permissions of a folder
+        from the object that stands for it: "POSIX metadata support for data repositories" in its user guide.
+        """
+        keep = self._settings.storage.on_destroy == "keep"
+        aws.s3.BucketObjectv2(
+            f"{self._name}-work-folder",
+            bucket=bucket.bucket,
+            key=f"{self._settings.work_folder}/",
+            content="",
+            metadata={"file-owner": "10001", "file-group": "0", "file-permissions": "0042775"},
+            tags=self._tags,
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=keep),
         )
 
     def _drivers(self) -> list[aws.eks.Addon]:

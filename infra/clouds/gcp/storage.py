@@ -17,6 +17,8 @@ from infra.volume import static_volume
 #: Folders of the bucket: the trainer writes the first and reads both.
 CHECKPOINTS = "checkpoints"
 DATASETS = "datasets"
+#: Where GKE's metadata server hands out tokens, beside 169.254.169.254:80 (its guide to Workload Identity says so).
+_METADATA_SERVER = "169.254.169.252/32:988"
 
 _SHARE = "datasets"
 _DAYS_OF_OLD_VERSIONS = 3
@@ -94,7 +96,7 @@ class TrainingStorage(pulumi.ComponentResource):
         )
         self._grant("reader", account, "roles/storage.objectViewer")
         self._grant("writer", account, "roles/storage.objectUser", _below(self.bucket_name, CHECKPOINTS))
-        facts = Identity(annotations={"iam.gke.io/gcp-service-account": account.email})
+        facts = Identity(annotations={"iam.gke.io/gcp-service-account": account.email}, endpoints=(_METADATA_SERVER,))
         pods = f"serviceAccount:{cluster.workload_pool}[{self._settings.namespace}/{facts.service_account}]"
         gcp.serviceaccount.IAMMember(
             f"{self._name}-trainer-pods",

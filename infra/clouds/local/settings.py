@@ -11,7 +11,7 @@ from infra.checks import one_of
 from infra.clouds.local import kubeconfig
 from infra.contract import AccessMode
 from infra.problems import Problem, mend, unset
-from infra.settings import GpuSettings, Section, StackSettings, StorageSettings
+from infra.settings import WORK_FOLDER, GpuSettings, Section, StackSettings, StorageSettings
 
 
 class KubeconfigSettings(Section):
@@ -50,14 +50,15 @@ class GpuPool(GpuSettings):
 class Storage(StorageSettings):
     """A path on the node, or a storage class of the cluster; neither means the cluster's default class.
 
-    A host path is shared only on a cluster of one node. `bucket_uri` may be any bucket, or a folder of this storage.
+    A host path is shared only on a cluster of one node, where it must be writable for group 0 (`install -d -m 2775`),
+    the group of the trainer's user. `bucket_uri` may be any bucket, or the storage's writable folder.
     """
 
     size_gib: int = Field(10, gt=0)
     host_path: str | None = Field(None, pattern="^/", examples=["/var/lib/torchrec"])
     storage_class: str | None = None
     access_mode: AccessMode = "ReadWriteOnce"
-    bucket_uri: str = Field("file:///data", pattern=r"^(s3|abfs|gs|file)://.+", examples=["file:///data"])
+    bucket_uri: str = Field("file:///data/work", pattern=r"^(s3|abfs|gs|file)://.+", examples=["file:///data/work"])
     credentials_secret: str | None = None
 
     @property
@@ -70,16 +71,16 @@ class Storage(StorageSettings):
         if self.host_path and self.storage_class:
             legal = "one of storage.host_path and storage.storage_class"
             yield Problem("storage.storage_class", "beside storage.host_path", legal, unset("storage.storage_class"))
-        folder = self.bucket_uri.removeprefix("file://")
-        inside = folder == self.mount_path or folder.startswith(self.mount_path.rstrip("/") + "/")
+        folder, writable = self.bucket_uri.removeprefix("file://"), f"{self.mount_path.rstrip('/')}/{WORK_FOLDER}"
+        inside = folder == writable or folder.startswith(writable + "/")
         if self.bucket_uri.startswith("file://") and not inside:
-            wrong = f"outside storage.mount_path ({self.mount_path}): it would vanish with the pod"
-            legal = f"file://{self.mount_path} or a folder in it"
+            wrong = f"outside {writable}, the one folder of the storage that a pod may write to"
+            legal = f"file://{writable} or a folder in it"
             yield Problem(
                 "storage.bucket_uri",
                 wrong,
                 legal,
-                mend("storage.bucket_uri", f"file://{self.mount_path}"),
+                mend("storage.bucket_uri", f"file://{writable}"),
                 self.bucket_uri,
             )
 
@@ -97,6 +98,16 @@ class Settings(StackSettings):
     gpu: GpuPool = GpuPool()
     storage: Storage = Storage()
     registry: RegistrySettings = RegistrySettings()
+
+    @property
+    def gpus_per_node(self) -> int:
+        """What the settings say of the nodes that exist."""
+        return self.gpu.gpus_per_node
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether one was named."""
+        return self.registry.repository is not None
 
     def problems(self) -> Iterable[Problem]:
         """Mistakes across sections, the kubeconfig's contexts included."""

@@ -1,0 +1,105 @@
+"""Every manifest against published schemas: Kubernetes' own, strictly, and those of Kubeflow's packages."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubeflow_trainer_api import models as trainer_models
+from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts
+
+from workloads.manifests import manifests
+
+#: The versions of Kubernetes that the stacks run.
+VERSIONS = ("1.34", "1.35")
+#: Kinds of operators; `make test-cluster` gives these to the real API server with their real definitions.
+DEFINED_ELSEWHERE = {
+    "PyTorchJob",
+    "TrainJob",
+    "TrainingRuntime",
+    "PodMonitor",
+    "ResourceFlavor",
+    "ClusterQueue",
+    "LocalQueue",
+}
+
+
+def _all(cloud: str, launcher: str) -> list[dict[str, Any]]:
+    return list(manifests(facts(cloud, EVERYTHING | {"launcher": launcher}, queued=True, monitored=True)).values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_what_kubernetes_knows_fits_its_schema_with_no_unknown_field(cloud: str, version: str) -> None:
+    own = [item for launcher in LAUNCHERS for item in _all(cloud, launcher) if item["kind"] not in DEFINED_ELSEWHERE]
+    assert {"Job", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"} <= {item["kind"] for item in own}
+    for item in own:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    (job,) = (
+        item for item in _all("local", "job") if item["kind"] == "Job" and item["metadata"]["name"].startswith("def")
+    )
+    job["spec"]["backoffLimitPerIndex"] = "ten"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, "1.35", strict=True)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_pods_inside_operators_kinds_fit_kubernetes_schema_too(cloud: str) -> None:
+    """The operators' own models stop at the pod: their packages take any field there."""
+    for launcher, kind in (("pytorchjob", "PyTorchJob"), ("trainjob", "TrainingRuntime")):
+        (item,) = (one for one in _all(cloud, launcher) if one["kind"] == kind)
+        template = _template(item)
+        name = {"name": "x", "namespace": "training"}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**template["metadata"], **name},
+            "spec": template["spec"],
+        }
+        kubernetes_validate.validate(pod, "1.35", strict=True)
+
+
+def _template(item: dict[str, Any]) -> dict[str, Any]:
+    spec = item["spec"]
+    if item["kind"] == "PyTorchJob":
+        return spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    return spec["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_pytorchjob_survives_the_training_operators_own_model_unchanged(cloud: str) -> None:
+    """The model drops what it does not know, so an unknown or misspelt field would be missing afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from kubeflow.training import models
+        from kubeflow.training.api_client import ApiClient
+    (item,) = (one for one in _all(cloud, "pytorchjob") if one["kind"] == "PyTorchJob")
+    client = ApiClient()
+    response = type("Response", (), {"data": __import__("json").dumps(item)})()
+    parsed = client.deserialize(response, models.KubeflowOrgV1PyTorchJob)
+    assert client.sanitize_for_serialization(parsed) == item
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_trainjob_survives_kubeflow_trainers_own_model_unchanged(cloud: str) -> None:
+    found = {item["kind"]: item for item in _all(cloud, "trainjob")}
+    job = trainer_models.TrainerV1alpha1TrainJob.from_dict(found["TrainJob"])
+    runtime = trainer_models.TrainerV1alpha1TrainingRuntime.from_dict(found["TrainingRuntime"])
+    assert job is not None
+    assert runtime is not None
+    assert job.to_dict() == found["TrainJob"]
+    assert _without_empty(runtime.to_dict()) == _without_empty(found["TrainingRuntime"])
+
+
+def _without_empty(value: Any) -> Any:
+    """Empty lists and maps mean the same as their absence."""
+    if isinstance(value, dict):
+        return {key: inner for key, item in value.items() if (inner := _without_empty(item)) not in ({}, [], None)}
+    if isinstance(value, list):
+        return [_without_empty(item) for item in value]
+    return value

@@ -1,0 +1,96 @@
+"""Mistakes between job, trainer and cluster: each is told with its key, what is legal and the command that mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workload_facts import ROOT  # first: it makes the next import possible
+
+from infra_mocks import run_stack, stack_config  # isort: skip
+
+assert ROOT
+
+
+def problems(stack: str, overrides: dict[str, Any]) -> str:
+    """The message with which the program of a stack ends; nothing was registered."""
+    recording = run_stack(stack, overrides)
+    assert recording.error is not None, "the program went on"
+    assert recording.registrations == [], "a resource was registered before the settings were checked"
+    return str(recording.error)
+
+
+CASES = [
+    ("aws", {"job.nodes": 3}, "job.nodes = 3: more than the pool may have", "pulumi config set --path gpu.nodes.max 3"),
+    ("aws", {"job.gpus_per_node": 16}, "job.gpus_per_node = 16: more than a node has", "job.gpus_per_node 8"),
+    ("local", {"job.gpus_per_node": 1}, "unset: this pool has no GPUs", "pulumi config rm --path job.gpus_per_node"),
+    ("aws", {"job.processes_per_node": 2}, "each gets one process", "pulumi config rm --path job.processes_per_node"),
+    ("aws", {"job.image": "registry.example/trainer"}, "no tag and no digest", "registry.example/trainer:<tag>"),
+    ("local", {"job.image": None}, "job.image: missing, and the stack has no registry", "job.image trainer:dev"),
+    ("local", {"job.launcher": "slurm"}, "job.launcher = 'slurm'", "pulumi config set --path job.launcher job"),
+    ("local", {"job.run": "Run_1"}, "job.run = 'Run_1'", "pulumi config set --path job.run default"),
+    ("local", {"job.run": "r" * 37}, "1 to 36 of a-z", "job.run default"),
+    ("local", {"job.min_nodes": 3}, "job.min_nodes = 3: more than job.nodes (2)", "job.min_nodes 2"),
+    (
+        "local",
+        {"job.min_nodes": 1, "job.launcher": "trainjob"},
+        "has no elastic jobs yet",
+        "pulumi config set --path job.launcher pytorchjob",
+    ),
+    ("aws", {"trainer.train.batch_size": 1000}, "16 processes (2 nodes x 8)", "trainer.train.batch_size 992"),
+    ("aws", {"trainer.train.eval_batch_size": 24}, "trainer.train.eval_batch_size = 24", "eval_batch_size 16"),
+    ("aws", {"trainer.train.run": "mine"}, "trainer.train.run = 'mine': decided by the cluster", "job.run instead"),
+    ("aws", {"trainer.checkpoint.uri": "s3://x"}, "decided by the cluster", "config rm --path trainer.checkpoint.uri"),
+    (
+        "aws",
+        {"trainer.train.colour": 1},
+        "trainer.train.colour = 1: unknown key",
+        "config rm --path trainer.train.colour",
+    ),
+    ("aws", {"job.colour": 1}, "job.colour = 1: unknown key", "dataset, egress, env"),
+    ("aws", {"job.dataset.source": "/elsewhere"}, "not on the shared storage", "job.dataset.source bucket"),
+    ("aws", {"job.dataset.source": "ftp://x"}, "job.dataset.source = 'ftp://x'", "job.dataset.source bucket"),
+    ("aws", {"job.dataset": {"source": "bucket", "preprocess": False}}, "nothing is left to do", "job.dataset.source"),
+    (
+        "local",
+        {"trainer.data": {"source": "criteo", "path": "/criteo"}},
+        "trainer.data.path = '/criteo': not in the pods",
+        "trainer.data.path /data/work/criteo",
+    ),
+    ("local", {"job.egress": ["10.0.0.1"]}, "job.egress[0] = '10.0.0.1': not cidr:port", "10.1.2.3/32:9000"),
+    ("local", {"job.egress": ["10.0.0.1/33:80"]}, "not cidr:port", "10.1.2.3/32:9000"),
+    ("local", {"job.grace_seconds": 1}, "job.grace_seconds = 1", "job.grace_seconds 10"),
+]
+
+
+@pytest.mark.parametrize(("stack", "overrides", "wrong", "mend"), CASES, ids=[case[2][:40] for case in CASES])
+def test_a_mistake_is_told_before_anything_is_registered(
+    stack: str, overrides: dict[str, Any], wrong: str, mend: str
+) -> None:
+    message = problems(stack, overrides)
+    assert wrong in message, message
+    assert mend in message, message
+
+
+def test_all_mistakes_come_in_one_message() -> None:
+    message = problems("local", {"job.run": "A", "trainer.train.batch_size": 1001, "gpu.nodes.min": 9})
+    assert message.startswith("stack 'local': 3 settings to mend")
+
+
+def test_a_mistake_between_the_trainers_own_keys_is_told_with_its_section() -> None:
+    message = problems("local", {"trainer.model": {"embedding_dim": 32}})
+    assert "trainer.model" in message
+    assert "dense_arch" in message
+
+
+def test_switching_the_launcher_is_one_line(kubeconfig: Path) -> None:
+    for launcher in ("job", "pytorchjob", "trainjob"):
+        recording = run_stack("local", {"job.launcher": launcher})
+        assert recording.error is None
+        assert recording.exports["job"]["launcher"] == launcher
+
+
+def test_the_clouds_default_to_the_training_operator_and_local_to_a_plain_job() -> None:
+    for stack, launcher in (("aws", "pytorchjob"), ("azure", "pytorchjob"), ("gcp", "pytorchjob"), ("local", "job")):
+        assert f'"launcher": "{launcher}"' in stack_config(stack)["torchrec-cloud:job"]

@@ -1,0 +1,1 @@
+"""`python -m trainer preprocess`: Criteo's text to files that the trainer reads."""

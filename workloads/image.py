@@ -1,0 +1,75 @@
+"""The trainer's image: built from this repository and pushed by digest, or the one that `job.image` names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulumi
+import pulumi_docker_build as docker_build
+
+from infra.contract import Cluster
+from workloads.settings import JobSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCKERFILE = "trainer/Dockerfile"
+
+
+def trainer_image(
+    name: str, cluster: Cluster, job: JobSettings, opts: pulumi.ResourceOptions | None = None
+) -> pulumi.Input[str]:
+    """The reference that pods use; building needs BuildKit on this machine and happens in `up`, not `preview`."""
+    if job.image:
+        return job.image
+    accelerator = "gpu" if cluster.gpu.gpus_per_node else "cpu"
+    build_args = {"ACCELERATOR": accelerator} | ({"BASE_IMAGE": job.base_image} if job.base_image else {})
+    target = cluster.fabric.image_target
+    # Registries may refuse to move a tag, so another content is another tag.
+    tag = pulumi.Output.concat(_known(cluster), ":", content_hash(target, sorted(build_args.items())))
+    image = docker_build.Image(
+        name,
+        context=docker_build.BuildContextArgs(location=str(ROOT)),
+        dockerfile=docker_build.DockerfileArgs(location=str(ROOT / DOCKERFILE)),
+        build_args=build_args,
+        target=target,
+        platforms=[docker_build.Platform.LINUX_AMD64],
+        tags=[tag],
+        push=True,
+        build_on_preview=False,
+        registries=_login(cluster),
+        opts=opts,
+    )
+    return image.ref
+
+
+def _known(cluster: Cluster) -> pulumi.Input[str]:
+    repository = cluster.registry.repository
+    assert repository is not None, "checked with the settings: neither a registry nor job.image"
+    return repository
+
+
+def _login(cluster: Cluster) -> list[docker_build.RegistryArgs] | None:
+    """The registry's credentials; without any, what `docker login` or a credential helper left on this machine."""
+    registry = cluster.registry
+    if registry.password is None or registry.server is None:
+        return None
+    return [docker_build.RegistryArgs(address=registry.server, username=registry.username, password=registry.password)]
+
+
+def content_hash(target: str, build_args: list[tuple[str, str]]) -> str:
+    """Twelve hexadecimal digits over everything that goes into the image from this repository."""
+    found = hashlib.sha256(repr((target, build_args)).encode())
+    for path in _sources():
+        found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _sources() -> Iterator[Path]:
+    """What the Dockerfile copies, in a fixed order."""
+    yield from sorted(ROOT.glob("requirements-*.txt"))
+    yield ROOT / "LICENSE"
+    for path in sorted((ROOT / "trainer").rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".md":
+            yield path
