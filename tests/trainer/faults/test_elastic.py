@@ -20,7 +20,7 @@ from small_jobs import ROOT, environment, tiny, tiny_tree, trainer
 from trainer.errors import UserError
 from trainer.launch import launch
 
-SECONDS = 150.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
+SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
 
 
 class Agent:
