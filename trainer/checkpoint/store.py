@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -190,7 +191,10 @@ class FsspecStore:
         path, text = f"{self._folder(step)}/{MARKER}", json.dumps(marker, indent=1)
         if self._local:
             aside = Path(path + ".part")
-            aside.write_text(text, encoding="utf-8")
+            with aside.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())  # or a machine that loses power may keep the name and not the text
             aside.replace(path)
         else:
             self._retried(f"writing {path}", lambda: self._fs.pipe_file(path, text.encode()))
