@@ -10,6 +10,7 @@ ACCELERATOR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then echo
 PROCESSES ?= auto
 QUICKSTART_ARGS ?= train --train.run quickstart
 BENCH_ARGS ?=
+SOAK_KILLS ?= 100
 PYTEST_ARGS ?=
 
 # What mypy reads: those of the three packages that exist.
@@ -30,7 +31,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test test-cluster lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-cluster soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -46,6 +47,9 @@ test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test
 
 test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run jobs on a real Kubernetes control plane, built once with Go (15 min)
 	@$(PY) -m pytest tests/cluster $(PYTEST_ARGS)
+
+soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost
+	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
 
 lint: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test install-lint ## Check style, formatting, types and the Dockerfile
 	@$(PY) -m ruff check .
