@@ -232,9 +232,11 @@ class Provision(Protocol[SettingsT]):
 class Credentials(Protocol):
     """A cloud's `credentials.py`: whose resources are reached, and how to tell and mend credentials that are refused.
 
-    `REFUSED` are pieces of the messages of the cloud's provider and tools.
+    `ASKS` is whether `account` calls the provider, `LOGIN` the command that renews the credentials, and `REFUSED` are
+    pieces of the messages of the cloud's provider and tools. The module imports no SDK before `account` is called.
     """
 
+    ASKS: bool
     LOGIN: str
     REFUSED: Sequence[str]
 

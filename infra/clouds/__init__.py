@@ -33,6 +33,11 @@ class Cloud:
         return cast("Credentials", self._credentials).account(settings)
 
     @property
+    def asks_for_account(self) -> bool:
+        """Whether `account` asks the cloud, which only a running program can."""
+        return cast("Credentials", self._credentials).ASKS
+
+    @property
     def login(self) -> str:
         """The command that renews the credentials."""
         return cast("Credentials", self._credentials).LOGIN

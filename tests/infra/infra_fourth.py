@@ -83,12 +83,15 @@ def provision(name, settings, opts=None):
 
 CREDENTIALS = '''
 """Credentials of a cloud that exists only in tests."""
+import pulumi
+
+ASKS = True
 LOGIN = "fourth login"
 REFUSED = ("fourth says no",)
 
 
 def account(settings):
-    return "fourth-account"
+    return pulumi.Output.from_input("fourth-account")
 '''
 
 CATALOG = """

@@ -8,6 +8,7 @@ import pulumi
 
 from infra.clouds.aws.settings import Settings
 
+ASKS = True
 LOGIN = "aws sso login"
 
 #: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html, and the SDK's own words before it asks.

@@ -8,6 +8,7 @@ import pulumi
 
 from infra.clouds.azure.settings import Settings
 
+ASKS = True
 LOGIN = "az login"
 
 #: https://learn.microsoft.com/entra/identity-platform/reference-error-codes, and the words of the command line.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from infra.clouds.gcp.settings import Settings
 
+ASKS = False
 LOGIN = "gcloud auth application-default login"
 
 #: https://cloud.google.com/docs/authentication/troubleshoot-adc and RFC 6749's codes.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from infra.clouds.local import kubeconfig
 from infra.clouds.local.settings import Settings
 
+ASKS = False
 LOGIN = "kubectl cluster-info"
 
 REFUSED: Sequence[str] = (
