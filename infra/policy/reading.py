@@ -16,8 +16,8 @@ from pulumi_policy import (
     ResourceValidationPolicy,
     StackValidationArgs,
     StackValidationPolicy,
-    UnknownValueError,
 )
+from pulumi_policy.proxy import UnknownValueError
 
 Props = dict[str, Any]
 Config = Mapping[str, Any]

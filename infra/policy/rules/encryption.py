@@ -72,7 +72,7 @@ _TYPES: dict[str, Callable[[Props], Iterable[str]]] = {
 def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     del config
-    return _TYPES.get(resource.type, lambda props: ())(resource.props)
+    return _TYPES.get(resource.type, lambda _: ())(resource.props)
 
 
 def _true(value: object) -> bool:

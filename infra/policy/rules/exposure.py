@@ -176,7 +176,7 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     if matches(resource.name, config["exceptions"]):
         return ()
-    return _TYPES.get(resource.type, lambda props: ())(resource.props)
+    return _TYPES.get(resource.type, lambda _: ())(resource.props)
 
 
 def _port(rule: Props) -> str:

@@ -25,7 +25,7 @@ _AWS_ROLES = ("*:policy/AdministratorAccess", "*:policy/PowerUserAccess", "*:pol
 
 
 def _document(text: Any, *, of_resource: bool) -> Iterable[str]:
-    """Statements of an AWS policy; one on a resource (bucket, queue) names who, and its own resource is what it is on."""
+    """Statements of an AWS policy; that of a resource (bucket, key) names who, and its own resource is itself."""
     if not text or text is UNKNOWN:
         return
     document = json.loads(text) if isinstance(text, str) else text
@@ -78,7 +78,7 @@ def _azure_assignment(props: Props) -> Iterable[str]:
 def _azure_definition(props: Props) -> Iterable[str]:
     for permission in dicts(props.get("permissions")):
         for action in listed(permission.get("actions")) + listed(permission.get("dataActions")):
-            if str(action) == "*" or str(action).endswith("/*") and str(action).count("/") < 2:
+            if str(action) == "*" or (str(action).endswith("/*") and str(action).count("/") < 2):
                 yield f"action {action}: name the actions that are needed"
 
 
