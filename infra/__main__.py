@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra import configuration, tables
+from infra.cost import CostLine
 from infra.problems import SettingsError
 
 POLICY_PACK = configuration.ROOT / "infra" / "policy"
@@ -94,17 +95,8 @@ def _cost(arguments: argparse.Namespace) -> int:
     overrides = configuration.assignments(arguments.set)
     settings = configuration.read(arguments.stack, overrides, arguments.cwd).parse().settings
     nodes = settings.gpu.nodes
-    at_max = {line.what: line.count for line in settings.cost_lines(nodes.max)}
-    rows: list[tables.Row] = [
-        {
-            "what": line.what,
-            "count": line.count,
-            "count_at_max": at_max[line.what],
-            "on_demand_usd_per_hour": line.on_demand_usd_per_hour,
-            "spot_usd_per_hour": line.spot_usd_per_hour if line.interruptible else None,
-        }
-        for line in settings.cost_lines(nodes.desired)
-    ]
+    at_max = {line.what: line for line in settings.cost_lines(nodes.max)}
+    rows: list[tables.Row] = [_cost_row(line, at_max[line.what]) for line in settings.cost_lines(nodes.desired)]
     sums = hourly_cost(settings)
     if arguments.json:
         sys.stdout.write(json.dumps({"hourly_cost_usd": sums, "items": rows}, indent=2) + "\n")
@@ -114,6 +106,19 @@ def _cost(arguments: argparse.Namespace) -> int:
         known = "not known" if sums[spot] is None else f"{sums[spot]:.2f}"
         sys.stdout.write(f"{count} GPU nodes: {sums[what]:.2f} USD/h on demand, {known} with GPU nodes at spot\n")
     return 0
+
+
+def _cost_row(line: CostLine, at_max: CostLine) -> tables.Row:
+    """One item with its sums: the price of a unit may depend on how many there are."""
+    spot = line.spot_usd_per_hour if line.interruptible else None
+    return {
+        "what": line.what,
+        "count": line.count,
+        "on_demand_usd_per_hour": line.count * line.on_demand_usd_per_hour,
+        "spot_usd_per_hour": None if spot is None else round(line.count * spot, 4),
+        "count_at_max": at_max.count,
+        "on_demand_usd_per_hour_at_max": at_max.count * at_max.on_demand_usd_per_hour,
+    }
 
 
 def _table(arguments: argparse.Namespace) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel, ConfigDict
 
 from infra import stack
+from infra.problems import Problem, SettingsError
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What a value that only the engine can decrypt is read as.
@@ -36,14 +38,26 @@ class Configuration:
     project: str
     stack: str
     values: Mapping[str, str]
+    overrides: frozenset[str] = frozenset()
 
     def parse(self) -> stack.Stack:
         """The checked settings of the cluster; SettingsError names every problem."""
-        return stack.parse(self.values, self.project, self.stack, ELSEWHERE)
+        try:
+            return stack.parse(self.values, self.project, self.stack, ELSEWHERE)
+        except SettingsError as error:
+            raise SettingsError(self.stack, [self._where_it_was_set(problem) for problem in error.problems]) from None
 
     def repaired(self) -> stack.Stack:
         """The same, with stand-ins for what is wrong: for those who only need what is right."""
         return stack.repaired(self.values, self.project, self.stack, ELSEWHERE)
+
+    def _where_it_was_set(self, problem: Problem) -> Problem:
+        """The problem with a mend for the command line, where that is where the key was given."""
+        if problem.key not in self.overrides:
+            return problem
+        *_, key, value = shlex.split(problem.mend)
+        legal = f"--set {key}={value}" if key == problem.key else f"leave --set {problem.key}=... out"
+        return replace(problem, mend=legal)
 
 
 def files(folder: Path = ROOT) -> list[str]:
@@ -59,10 +73,11 @@ def read(name: str, overrides: Mapping[str, object] | None = None, folder: Path 
     for path, declared in _section(described, "config").items():
         if isinstance(declared, dict) and "default" in declared:
             values = _with(values, _parts(path, project), declared["default"], only_if_absent=True)
+    given = frozenset(path.removeprefix(f"{project}:") for path in overrides or {})
     for path, value in (overrides or {}).items():
         values = _with(values, _parts(path, project), value)
     assert isinstance(values, dict), "every path begins with a key"
-    return Configuration(project, name, {key: _text(_plain(value)) for key, value in values.items()})
+    return Configuration(project, name, {key: _text(_plain(value)) for key, value in values.items()}, given)
 
 
 def assignments(texts: list[str]) -> dict[str, str]:

@@ -30,9 +30,10 @@ CHARTS = {
 COST = {
     "ITEM": "{what}",
     "COUNT": "{count:g}",
-    "AT MOST": "{count_at_max:g}",
-    "USD/H EACH": "{on_demand_usd_per_hour:g}",
-    "SPOT USD/H EACH": "{spot_usd_per_hour}",
+    "USD/H": "{on_demand_usd_per_hour:.4f}",
+    "SPOT USD/H": "{spot_usd_per_hour}",
+    "COUNT AT MAX": "{count_at_max:g}",
+    "USD/H AT MAX": "{on_demand_usd_per_hour_at_max:.4f}",
 }
 
 

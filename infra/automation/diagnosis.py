@@ -16,6 +16,7 @@ _HOLDER = re.compile(r"created by (.+? at \S+)")
 _MOST_CAUSES = 5
 #: What the engine says after the errors that matter, or around them.
 _NOISE = re.compile(r"^(update|preview|refresh|destroy|resource (creation|update|deletion)) (failed|canceled)$")
+_TRACE = "Traceback (most recent call last):"
 _BULLETS = re.compile(r"^\d+ errors? occurred:\s*\*\s*", re.DOTALL)
 _PROVIDER_SOURCE = re.compile(r"^sdk-v2/provider2?\.go:\d+: sdk\.helper_schema: (.*): provider=\S+$", re.DOTALL)
 
@@ -135,7 +136,7 @@ def _of_program(complaints: Sequence[Complaint], attempt: Attempt) -> OperationE
     if not found:
         return None
     told = next((text for text in found if "unhandled error" not in text), found[0])
-    whole = f"\n  the whole trace: pulumi preview --stack {attempt.stack}" if "Traceback" in told else ""
+    whole = f"\n  the whole trace: pulumi preview --stack {attempt.stack}" if _TRACE in told else ""
     text = f"{attempt.verb} of stack {attempt.stack!r}: {cause(told)}{_after(attempt.left)}{whole}"
     return OperationError(text, FAILED)
 
@@ -143,10 +144,9 @@ def _of_program(complaints: Sequence[Complaint], attempt: Attempt) -> OperationE
 def cause(message: str) -> str:
     """The one line of a provider's message that says why: no trace, no plumbing around it."""
     text = message.strip()
-    if "Traceback (most recent call last)" in text:
-        # The line after the last frame; further lines of it, and of what is chained, say no more.
-        frames = (" ", "Traceback", "During", "The above")
-        after = [line for line in text.splitlines() if line and not line.startswith(frames)]
+    if _TRACE in text:
+        # Of chained traces the last one is of the error that was raised at the end.
+        after = [line for line in text.rpartition(_TRACE)[2].splitlines() if line and not line.startswith(" ")]
         text = re.sub(r"^[\w.]*(Exception|Error): ", "", after[0]) if after else "the program failed"
     wrapped = _PROVIDER_SOURCE.match(text)
     text = wrapped.group(1) if wrapped else text

@@ -70,6 +70,7 @@ class Progress:
     complaints: list[Complaint] = field(default_factory=list)
     violations: list[Complaint] = field(default_factory=list)
     num_unchanged: int = 0
+    in_trace: bool = False
 
     def event(self, event: EngineEvent) -> None:
         """Take in one event; called from the thread that receives them."""
@@ -128,7 +129,12 @@ class Progress:
             return
         if event.severity == "error":
             self.complaints.append(Complaint(text, *_named(event.urn or "")))
-        elif event.severity in {"warning", "info", "info#err"} and not text.startswith("Traceback"):
+            return
+        if event.severity not in {"warning", "info", "info#err"}:
+            return
+        # A program that is stopped, on Ctrl-C or by a policy, dies with a trace that says nothing: line by line.
+        self.in_trace = self.in_trace or text.startswith("Traceback (most recent call last)")
+        if not self.in_trace:
             self.say(f"{'warning: ' if event.severity == 'warning' else ''}{text}")
 
     def _policy(self, event: PolicyEvent) -> None:

@@ -121,7 +121,7 @@ class LiveStack:
     def _check(self) -> None:
         """Mistakes in the settings are told before the engine starts, which takes seconds."""
         if self.name in configuration.files(self.folder):
-            configuration.read(self.name, self._settings, self.folder).parse()
+            self._ask("--set", lambda: configuration.read(self.name, self._settings, self.folder).parse())
 
     def _open(self, verb: str, *, create: bool = False) -> automation.Stack:
         """The stack in the backend; with `create` one that only has a file of settings is made."""

@@ -17,7 +17,7 @@ REFUSED: Sequence[str] = (
     "RequestExpired",
     "InvalidClientTokenId",
     "UnrecognizedClientException",
-    "token has expired",
+    "Token has expired and refresh failed",
     "SSO session has expired",
     "failed to refresh cached credentials",
     "No valid credential sources found",
