@@ -268,7 +268,18 @@ def test_operators_may_manage_nodes_in_their_own_namespaces() -> None:
         ("tags-present", "aws:ec2/vpc:Vpc", {"tags": {"team": "x"}}, {"required": ["team"]}),
         ("tags-present", "aws:new/thing:Thing", {}, {"untaggable": ["aws:new/*"]}),
         ("no-privileged-pods", JOB, pod(hostNetwork=True), {"namespaces": ["training"]}),
-        ("no-privileged-pods", JOB, pod(volumes=[{"hostPath": {"path": "/mnt/x"}}]), {"hostPaths": ["/mnt/*"]}),
+        (
+            "no-privileged-pods",
+            JOB,
+            pod(volumes=[{"hostPath": {"path": "/mnt/x"}}]),
+            {"hostPaths": ["/mnt/*"], "fabricImages": ["registry.example/*"]},
+        ),
+        (
+            "no-privileged-pods",
+            JOB,
+            pod({"securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}),
+            {"fabricImages": ["registry.example/*"]},
+        ),
         (
             "no-privileged-pods",
             JOB,

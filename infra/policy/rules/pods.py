@@ -15,13 +15,15 @@ OPERATORS = sorted({"kube-system", *(row.namespace for row in charts.table().val
 
 _OPTIONS = {
     "namespaces": strings("Namespaces where pods may have such rights.", OPERATORS),
-    "capabilities": strings(
-        "Linux capabilities that a fabric needs: locked memory for RDMA, TCPX's network interfaces.",
-        ["IPC_LOCK", "NET_ADMIN"],
+    "capabilities": strings("Linux capabilities that any fabric may need: RDMA locks memory.", ["IPC_LOCK"]),
+    "fabricImages": strings(
+        "Images, as shell patterns, of daemons that manage a fabric beside the trainer: these containers may add any "
+        "capability, and their pods may use `hostPaths`.",
+        ["us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/*"],
     ),
     "hostPaths": strings(
-        "Folders of the node that a fabric needs, as shell patterns: TCPX's libraries and sockets.",
-        ["/home/kubernetes/bin/nvidia/lib64", "/run/tcpx"],
+        "Folders of the node, as shell patterns, that a pod with such a daemon may use.",
+        ["/home/kubernetes/bin/nvidia/lib64", "/run/tcpx", "/sys", "/proc/sys"],
     ),
 }
 
@@ -55,9 +57,11 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
         return
     for spec in pod_specs(resource.props):
         yield from (f"{key} gives {what} to a pod: leave it out" for key, what in _HOST.items() if spec.get(key))
+        has_daemon = any(_is_daemon(container, config) for container in containers(spec))
+        allowed = config["hostPaths"] if has_daemon else ()
         for volume in dicts(spec.get("volumes")):
             path = (volume.get("hostPath") or {}).get("path")
-            if path and not matches(str(path), config["hostPaths"]):
+            if path and not matches(str(path), allowed):
                 yield f"volume {volume.get('name')} shows the node's {path}: use a claim"
         for container in containers(spec):
             yield from _container(container, config)
@@ -71,8 +75,12 @@ def _container(container: Props, config: Config) -> Iterator[str]:
         yield f"container {name} may gain rights: set allowPrivilegeEscalation to false"
     added = listed((security.get("capabilities") or {}).get("add"))
     further = [str(item) for item in added if item not in config["capabilities"]]
-    if further:
+    if further and not _is_daemon(container, config):
         yield f"container {name} adds {', '.join(further)}; allowed: {', '.join(config['capabilities'])}"
+
+
+def _is_daemon(container: Props, config: Config) -> bool:
+    return matches(str(container.get("image")), config["fabricImages"])
 
 
 POLICY = resource_rule(
