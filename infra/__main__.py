@@ -8,12 +8,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from infra import configuration, tables
-from infra.cost import CostLine
-from infra.problems import SettingsError
+from infra import tables
 
-POLICY_PACK = configuration.ROOT / "infra" / "policy"
+if TYPE_CHECKING:
+    from infra.cost import CostLine
+
+# What takes its time to load, Pulumi, pydantic, YAML, is imported by the commands that need it: help comes at once.
+ROOT = Path(__file__).resolve().parents[1]
+POLICY_PACK = ROOT / "infra" / "policy"
 _ENGINE = {
     "preview": "show what `up` would change",
     "up": "make the cloud what the settings say: preview, ask, update",
@@ -31,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command in _ENGINE:
             return _engine(arguments)
         return _cost(arguments) if arguments.command == "cost" else _table(arguments)
-    except (SettingsError, ValueError) as error:
+    except ValueError as error:  # of settings too
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -57,7 +61,7 @@ def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument("--stack", metavar="S", required=True, help="the stack: Pulumi.<S>.yaml has its settings")
     command.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     command.add_argument(
-        "--cwd", metavar="DIR", type=Path, default=configuration.ROOT, help="folder of Pulumi.yaml [this repository]"
+        "--cwd", metavar="DIR", type=Path, default=ROOT, help="folder of Pulumi.yaml [this repository]"
     )
     if name in {"preview", "up", "cost"}:
         keeps = "and keep it in Pulumi.<S>.yaml" if name == "up" else "this time"
@@ -78,7 +82,8 @@ def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from infra.automation import command  # loads Pulumi, which takes a second
+    from infra import configuration
+    from infra.automation import command
 
     # `kill` and a closed terminal end an operation as Ctrl-C does: at the next point that leaves a usable state.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -87,6 +92,7 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 
 def _cost(arguments: argparse.Namespace) -> int:
+    from infra import configuration
     from infra.exports import hourly_cost
 
     if arguments.stack not in configuration.files(arguments.cwd):

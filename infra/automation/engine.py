@@ -16,12 +16,12 @@ from typing import IO, Any
 
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
-from semver import VersionInfo
 
 from infra.automation.errors import OperationError
 
 #: The first that streams its events to whoever started it; with older ones the progress is read from a growing file.
-OLDEST = VersionInfo.parse("3.206.0")
+OLDEST = (3, 206, 0)
+_NEEDED = f"version {'.'.join(map(str, OLDEST))} or newer is needed"
 _INSTALL = (
     "curl -fsSL https://get.pulumi.com | sh -s -- --version {version}   (or https://www.pulumi.com/docs/install/)"
 )
@@ -46,16 +46,14 @@ class Engine(PulumiCommand):
         self.interrupts = 0
         self._tell = tell
         if shutil.which("pulumi") is None:
-            raise OperationError(f"no `pulumi` on PATH; version {OLDEST} or newer is needed: {install_hint()}")
+            raise OperationError(f"no `pulumi` on PATH; {_NEEDED}: {install_hint()}")
         try:
             super().__init__(skip_version_check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             text = f"`pulumi version` does not run ({error}); install it again: {install_hint()}"
             raise OperationError(text) from None
-        if self.version is not None and self.version < OLDEST:
-            raise OperationError(
-                f"`pulumi` is version {self.version}, and {OLDEST} or newer is needed: {install_hint()}"
-            )
+        if self.version is not None and self.version.to_tuple()[:3] < OLDEST:
+            raise OperationError(f"`pulumi` is version {self.version}; {_NEEDED}: {install_hint()}")
 
     def run(
         self,

@@ -22,7 +22,7 @@ from infra.automation import CancelledError, OperationError
 from infra.automation import command as verbs
 from infra.automation.diagnosis import Attempt, cause, explain, unknown
 from infra.automation.display import Display
-from infra.automation.engine import OLDEST, Engine
+from infra.automation.engine import Engine
 from infra.automation.outputs import typed
 from infra.automation.progress import Complaint, Progress
 from infra.problems import SettingsError
@@ -238,11 +238,13 @@ def test_without_the_command_it_is_said_which_version_and_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OperationError, match=rf"no `pulumi` on PATH.*{OLDEST}.*get\.pulumi\.com"):
+    with pytest.raises(OperationError, match=r"no `pulumi` on PATH; version 3\.206\.0 or newer.*get\.pulumi\.com"):
         Engine(print)
 
 
-@pytest.mark.parametrize(("script", "told"), [("echo v3.100.0", "3.100.0, and"), ("exit 3", "does not run")])
+@pytest.mark.parametrize(
+    ("script", "told"), [("echo v3.100.0", "3.100.0; version 3.206.0 or newer"), ("exit 3", "does not run")]
+)
 def test_a_command_that_is_too_old_or_broken_is_refused(
     script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
