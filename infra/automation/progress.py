@@ -101,8 +101,8 @@ class Progress:
     def _begins(self, step: StepEventMetadata) -> None:
         kind = str(step.op.value)
         if kind == "same":
-            self.num_unchanged += not _is_stack(step.urn)
-        if kind not in _WORDS or _is_stack(step.urn):
+            self.num_unchanged += not _is_own(step.urn)
+        if kind not in _WORDS or _is_own(step.urn):
             return
         if not self.planning:
             self.running[step.urn] = (Step(_WORDS[kind][0], *_named(step.urn)), self.clock())
@@ -112,7 +112,7 @@ class Progress:
     def _ends(self, step: StepEventMetadata, *, failed: bool) -> None:
         kind = str(step.op.value)
         begun, since = self.running.pop(step.urn, (None, self.clock()))
-        if self.planning or kind not in _WORDS or _is_stack(step.urn):
+        if self.planning or kind not in _WORDS or _is_own(step.urn):
             return
         # The resources of a component program end as they begin; a refresh tells what it found only at the end.
         seconds = self.clock() - since if begun else 0.0
@@ -152,5 +152,7 @@ def _named(urn: str) -> tuple[str, str]:
     return (parts[2].rpartition("$")[2], parts[3]) if len(parts) == 4 else ("", "")
 
 
-def _is_stack(urn: str) -> bool:
-    return _named(urn)[0] == "pulumi:pulumi:Stack"
+def _is_own(urn: str) -> bool:
+    """The stack itself, or a provider that the engine made because the program named none: nobody's resource."""
+    kind, name = _named(urn)
+    return kind == "pulumi:pulumi:Stack" or (kind.startswith("pulumi:providers:") and name.startswith("default"))
