@@ -28,6 +28,7 @@ EXPORTS = {
     "trainer.checkpoint": ["CheckpointStore", "Checkpointer", "FsspecStore", "Progress", "open_store"],
     "trainer.data": ["Batch", "KnowsBestAuc", "Source", "SourceContext", "jagged_batch", "one_id_batch", "open_source"],
     "trainer.metrics": ["Quality", "Reporter"],
+    "trainer.preprocess": ["preprocess_main"],
 }
 
 

@@ -15,6 +15,8 @@ from workloads.image import trainer_image
 from workloads.names import Manifest
 from workloads.settings import JobSettings
 
+#: What a person should know before choosing a launcher.
+_NOTICES = {"trainjob": "an alpha API, which may still change, and not elastic yet; pytorchjob is stable and elastic"}
 #: A Job that changed is another Job. The old one goes first: two must not write the checkpoints of one run.
 _REPLACED_IN_TURN = {m.DATASET, m.NETCHECK, m.JOB}
 #: What every pod needs from the start.
@@ -40,6 +42,8 @@ class TrainingJob(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("torchrec-cloud:workloads:TrainingJob", name, {"launcher": job.launcher}, opts)
+        if job.launcher in _NOTICES:
+            pulumi.log.warn(f"job.launcher {job.launcher}: {_NOTICES[job.launcher]}", self)
         self._name, self._provider = name, cluster.provider
         self._after = [*after, *cluster.before_workloads]
         image = trainer_image(f"{name}-image", cluster, job, pulumi.ResourceOptions(parent=self))

@@ -25,6 +25,7 @@ class BenchOptions:
     steps: int
     warmup: int
     data: bool
+    preprocess: bool
 
 
 def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -38,6 +39,12 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         from trainer.bench.sources import bench_sources
 
         _show_sources(bench_sources(load_config(rest, environ)))
+        return 0
+    if options.preprocess:
+        load_config(rest, environ)  # it reads none of them, but a wrong one is told
+        from trainer.bench.preprocess import bench_preprocess
+
+        _show_preprocess(bench_preprocess())
         return 0
     if "WORLD_SIZE" not in environ:
         from trainer.launch import launch
@@ -65,6 +72,7 @@ def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--nproc", default="auto")
     parser.add_argument("--data", action="store_true")
+    parser.add_argument("--preprocess", action="store_true")
     try:
         found, rest = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -73,7 +81,7 @@ def _parse(arguments: list[str]) -> tuple[BenchOptions, str, list[str]]:
         raise UserError(
             f"bench: --blocks is {found.blocks}, --steps {found.steps}, --warmup {found.warmup}; legal: 1 or more"
         )
-    return BenchOptions(found.blocks, found.steps, found.warmup, found.data), found.nproc, rest
+    return BenchOptions(found.blocks, found.steps, found.warmup, found.data, found.preprocess), found.nproc, rest
 
 
 def _show_steps(result: dict[str, Any]) -> None:
@@ -99,5 +107,17 @@ def _show_sources(result: dict[str, Any]) -> None:
     table.add_column("samples/s", justify="right")
     for name, rate in result["sources"].items():
         table.add_row(name, f"{rate:,.0f}")
+    Console().print(table)
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def _show_preprocess(result: dict[str, Any]) -> None:
+    table = Table(title="Preprocessing Criteo text, raw ids to npy, in interleaved blocks")
+    table.add_column("command")
+    table.add_column("rows/s (median)", justify="right")
+    names = {"ours": "trainer preprocess", "stock": "torchrec tsv_to_npys"}
+    for name, rate in result["preprocess"].items():
+        table.add_row(names[name], f"{rate:,.0f}")
+    table.caption = f"ratio ours / stock, median of block pairs: {result['ratio']:.1f}"
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
