@@ -14,15 +14,12 @@ from unittest import mock
 
 from cluster_manifests import Manifest
 from cluster_plane import Plane
+from workload_facts import facts, recorded
+
+from workloads.facts import Facts
+from workloads.manifests import manifests
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "workloads"))
-
-from workload_facts import facts, recorded  # noqa: E402
-
-from workloads.facts import Facts  # noqa: E402
-from workloads.manifests import manifests  # noqa: E402
-
 #: Stack `local` on nodes with GPUs: two pods of eight.
 GPUS = (("gpu.gpus_per_node", 8), ("gpu.hbm_gib_per_gpu", 80))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workloads"))
 
 import cluster_build
 import cluster_operators
@@ -108,6 +109,14 @@ def namespace(plane: Plane, request: pytest.FixtureRequest, gpu_nodes: Callable[
     plane.kubectl("delete", "namespace", name, "--wait=false")
     plane.kubectl("delete", "jobs,pods", "--all", "--namespace", name, "--wait=false")
     cluster_plane.wait_for(f"end of all pods in {name}", lambda: plane.get("pods", "--namespace", name) == [])
+
+
+@pytest.fixture
+def open_namespace(plane: Plane, namespace: str) -> Iterator[str]:
+    """The test's namespace, admitting what a fabric's sidecars need, and without cluster-wide objects afterwards."""
+    plane.kubectl("label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
+    yield namespace
+    plane.kubectl("delete", "persistentvolume", namespace, "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`python -m workloads` against a real API server and the real operators: what a person sees of a run and does to it."""
+"""`python -m workloads` against a real API server and the real operators: what a person sees and does."""
 
 from __future__ import annotations
 

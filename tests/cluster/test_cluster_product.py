@@ -5,7 +5,7 @@ They are read from the golden files of `tests/workloads`, which its tests hold e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,6 @@ def kinds(plane: Plane, operators: Callable[[Operator], None]) -> None:
     monitor = prometheus / "example" / "prometheus-operator-crd" / "monitoring.coreos.com_podmonitors.yaml"
     plane.kubectl("apply", "--server-side", f"--filename={kueue}", f"--filename={monitor}")
     plane.wait_for_crds()
-
-
-@pytest.fixture
-def open_namespace(plane: Plane, namespace: str) -> Iterator[str]:
-    """The test's namespace, admitting what a fabric's sidecars need, and without cluster-wide objects afterwards."""
-    plane.kubectl("label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
-    yield namespace
-    plane.kubectl("delete", "persistentvolume", namespace, "--ignore-not-found", "--wait=false")
 
 
 def fitting(job: Manifest) -> Callable[[str], Manifest]:

@@ -58,7 +58,7 @@ def container_of(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
-    """What each kind's operator sets in the container of pod `index` of two."""
+    """What each kind's operator sets in the container of pod `index` of two; `tests/cluster` compares it with them."""
     if launcher == "pytorchjob":
         return {
             "PET_NNODES": "2:2",
@@ -66,10 +66,7 @@ def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
             "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
             "PET_MAX_RESTARTS": "10",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "23456",
-            "WORLD_SIZE": "2",
-            "RANK": str(index),
+            "PYTHONUNBUFFERED": "1",
         }
     if launcher == "trainjob":
         return {
@@ -78,6 +75,7 @@ def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
             "PET_NODE_RANK": str(index),
             "PET_MASTER_ADDR": "127.0.0.1",
             "PET_MASTER_PORT": str(port),
+            "JOB_COMPLETION_INDEX": str(index),
         }
     return {}
 
