@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ class Agent:
         ]
 
     def lose(self) -> None:
-        """The machine loses its power."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in self.workers():
-            os.kill(pid, signal.SIGKILL)
+        """The machine loses its power: agent and workers, which are in sessions of their own."""
+        for pid in [self.process.pid, *self.workers()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
