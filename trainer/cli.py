@@ -97,6 +97,13 @@ def bench_command(arguments: Sequence[str]) -> int:
     return bench_main(list(arguments), os.environ)
 
 
+def plan_command(arguments: Sequence[str]) -> int:
+    """Does the model fit, how fast can it be, what limits it: plan [--nodes N --gpus-per-node G --gpu NAME ...]"""
+    from trainer.plan import plan_main
+
+    return plan_main(list(arguments), os.environ)
+
+
 def report_command(arguments: Sequence[str]) -> int:
     """Draw loss and speed of a run with its kills, saves and resumes, as PNG and HTML: report RUN [--out FOLDER]"""
     from trainer.report import report_main
@@ -106,7 +113,7 @@ def report_command(arguments: Sequence[str]) -> int:
 
 def preprocess_command(arguments: Sequence[str]) -> int:
     """Criteo click logs (TSV, also .gz) to npy or Parquet files: preprocess --input PATH --output DIR [OPTION ...]"""
-    from trainer.preprocess.run import preprocess_main
+    from trainer.preprocess import preprocess_main
 
     return _alone("preprocess", preprocess_main, arguments)
 
@@ -132,6 +139,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export_command,
     "predict": predict_command,
     "bench": bench_command,
+    "plan": plan_command,
     "preprocess": preprocess_command,
     "fetch": fetch_command,
     "netcheck": netcheck_command,

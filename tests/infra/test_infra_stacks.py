@@ -36,6 +36,7 @@ def test_a_stack_registers_exactly_the_resources_of_its_golden_list(name: str, s
 def test_every_output_of_the_issue_is_exported(name: str, stack: Callable[..., Recording]) -> None:
     recording = stack(name)
     expected = {
+        "account",
         "cluster_name",
         "kubeconfig",
         "bucket_uri",

@@ -3,6 +3,7 @@ missing."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -23,6 +24,7 @@ from trainer.cli import main
 from trainer.data import SourceContext, open_source
 from trainer.data.stable_hash import hash_integers
 from trainer.options import load_config
+from trainer.preprocess import output as output_module
 from trainer.preprocess import rows as rows_module
 from trainer.preprocess import vocabulary
 from trainer.preprocess.parse import fault, parse
@@ -483,3 +485,18 @@ def test_options_come_from_a_file_too(days: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(tree | {"format": "parquet"}))
     assert main(["preprocess", "--config", str(file), "--format", "npy", "--days", "0,2"]) == 0
     assert day(tmp_path / "out", 2, "sparse").max() < 7
+
+
+def test_a_full_disk_is_told_and_the_next_run_goes_on(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module, "_sync", full)
+        message = told(capsys, "--input", str(clicks), "--output", str(tmp_path / "out"))
+    assert f"--output is {tmp_path / 'out'}: the disk is full; free some space" in message
+    assert not list((tmp_path / "out").glob("day_*"))
+    assert preprocess(clicks, tmp_path / "out") == 0
+    assert len(day(tmp_path / "out", 6, "labels")) == 714
