@@ -30,7 +30,9 @@ class Agreement:
     """Collective: one per job, on a gloo group of its own, so that no other collective waits for it."""
 
     def __init__(self, timeout: timedelta) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert not isinstance(group, int), "every process is a member"
+        self._group = group
         self._pending: tuple[Tensor, dist.Work] | None = None
 
     def exchange(self, mine: Votes) -> Votes:

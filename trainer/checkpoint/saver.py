@@ -43,7 +43,9 @@ class Saver:
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
-        self._group = dist.new_group(backend="gloo", timeout=_SLOWEST_SAVE)
+        group = dist.new_group(backend="gloo", timeout=_SLOWEST_SAVE)
+        assert not isinstance(group, int), "every process is a member"
+        self._group = group
         self._snapshot = Snapshot()
         self._flight: _Flight | None = None
         self._failures = 0
