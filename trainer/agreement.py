@@ -13,7 +13,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 _MEETING = timedelta(minutes=2)
 
@@ -36,7 +35,7 @@ def own_group(timeout: timedelta) -> dist.ProcessGroup:
     """
     group = dist.new_group(backend="gloo", timeout=min(timeout, _MEETING))
     assert not isinstance(group, int), "every process is a member"
-    _set_pg_timeout(timeout, group)
+    dist.set_timeout(timeout, group)
     return group
 
 
