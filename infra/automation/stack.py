@@ -201,7 +201,7 @@ class LiveStack:
 
     def _unfinished(self, stack: automation.Stack) -> list[str]:
         """URNs of resources whose creation was cut off."""
-        pending = stack.export_stack().deployment.get("pending_operations") or []
+        pending = (stack.export_stack().deployment or {}).get("pending_operations") or []
         return [item["resource"]["urn"] for item in pending]
 
     def _ask(self, verb: str, question: Callable[[], AnswerT]) -> AnswerT:
@@ -222,7 +222,7 @@ class _UnknownError(Exception):
 
 def _resources(stack: automation.Stack) -> list[dict[str, Any]]:
     """Real resources of the state: neither the stack, nor components, nor providers."""
-    found = stack.export_stack().deployment.get("resources") or []
+    found = (stack.export_stack().deployment or {}).get("resources") or []
     return [item for item in found if item.get("custom") and not item["type"].startswith("pulumi:providers:")]
 
 
