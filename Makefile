@@ -10,6 +10,7 @@ ACCELERATOR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then echo
 PROCESSES ?= auto
 QUICKSTART_ARGS ?= train --train.run quickstart
 BENCH_ARGS ?=
+SOAK_KILLS ?= 100
 PYTEST_ARGS ?=
 
 # What mypy reads: those of the three packages that exist.
@@ -30,7 +31,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-cluster soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -43,6 +44,12 @@ bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run jobs on a real Kubernetes control plane, built once with Go (15 min)
+	@$(PY) -m pytest tests/cluster $(PYTEST_ARGS)
+
+soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost
+	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
 
 lint: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test install-lint ## Check style, formatting, types and the Dockerfile
 	@$(PY) -m ruff check .
@@ -75,7 +82,7 @@ lock: install-bootstrap ## Recompile requirements-*.txt from pyproject.toml (UPG
 
 help: ## List the commands
 	@echo "usage: make COMMAND"
-	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-14s%s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "settings: PYTHON=python3.12  ACCELERATOR=cpu|gpu  PROCESSES=N  PYTEST_ARGS=..."
 

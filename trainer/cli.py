@@ -90,10 +90,25 @@ def predict_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, in interleaved blocks: bench [--blocks N] [--steps N] [OPTION ...]"""
+    """Our step beside the stock TorchRec step, or what saves cost: bench [--checkpoints] [--blocks N] [--steps N]
+    [OPTION ...]"""
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
+
+
+def plan_command(arguments: Sequence[str]) -> int:
+    """Does the model fit, how fast can it be, what limits it: plan [--nodes N --gpus-per-node G --gpu NAME ...]"""
+    from trainer.plan import plan_main
+
+    return plan_main(list(arguments), os.environ)
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """Draw loss and speed of a run with its kills, saves and resumes, as PNG and HTML: report RUN [--out FOLDER]"""
+    from trainer.report import report_main
+
+    return report_main(arguments)
 
 
 def preprocess_command(arguments: Sequence[str]) -> int:
@@ -124,11 +139,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export_command,
     "predict": predict_command,
     "bench": bench_command,
+    "plan": plan_command,
     "preprocess": preprocess_command,
     "fetch": fetch_command,
     "netcheck": netcheck_command,
     "config": config_command,
     "launch": launch_command,
+    "report": report_command,
 }
 
 

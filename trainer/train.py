@@ -221,6 +221,7 @@ class Run:
                         reached = self._reached_target()
                     pipeline.attach()
                     if reached:
+                        self.agreement.close()
                         pipeline.detach()
                         clock.report(self.progress)
                         return f"complete: reached train.target_auc {config.train.target_auc}"

@@ -12,6 +12,7 @@ from trainer.config import TrainConfig
 from workloads import manifests as m
 from workloads.facts import Facts, draft, resolve
 from workloads.image import trainer_image
+from workloads.launchers import torchx
 from workloads.names import Manifest
 from workloads.settings import JobSettings
 
@@ -123,8 +124,9 @@ def _timeouts(key: str, job: JobSettings) -> pulumi.CustomTimeouts | None:
 
 def _summary(facts: Facts) -> Mapping[str, object]:
     """What `python -m workloads` needs to find the job: plain values for the stack's output `job`."""
-    found = m.manifests(facts).get(m.JOB)
-    return {
+    made = m.manifests(facts)
+    found = made.get(m.JOB)
+    summary: dict[str, object] = {
         "run": facts.job.run,
         "launcher": facts.job.launcher,
         "namespace": facts.namespace,
@@ -134,3 +136,6 @@ def _summary(facts: Facts) -> Mapping[str, object]:
         "image": facts.image,
         "checkpoints": f"{facts.checkpoint_uri.rstrip('/')}/{facts.job.run}/checkpoints",
     }
+    if found is None:
+        summary["torchx"] = torchx.job_manifest(facts, made[m.CONFIG]["metadata"]["name"])
+    return summary

@@ -3,6 +3,7 @@ fails is tried again."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from trainer.errors import UserError
 # Gloo reports a process that died at once; this is for one that writes slowly while the others wait for it.
 _SLOWEST_SAVE = timedelta(hours=2)
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 600.0
-_FINAL_PAUSE_SECONDS = 0.5
+_FINAL_PAUSE_SECONDS, _LONGEST_FINAL_PAUSE_SECONDS = 0.5, 30.0
 
+_log = logging.getLogger("trainer.checkpoint")
 Report = Callable[..., None]
 
 
@@ -47,6 +49,7 @@ class Saver:
         self._failures = 0
         self._retry_at: float | None = None
         self._last = time.monotonic()  # when the state was last known to be safe, or training began
+        self._warned = False
         self.saved_step: int | None = None
         self.started_step = -1
 
@@ -76,7 +79,13 @@ class Saver:
         """Make the memory for copies in the background, where saves are to be expected."""
         if self._config.asynchronous and (self._config.every_steps or self._config.every_minutes):
             state = self._checkpointer.state()
-            threading.Thread(target=self._snapshot.reserve, args=(state,), daemon=True).start()
+            threading.Thread(target=self._reserve, args=(state,), daemon=True).start()
+
+    def _reserve(self, state: dict[str, Any]) -> None:
+        try:
+            self._snapshot.reserve(state)
+        except (MemoryError, RuntimeError):
+            return  # the first save finds the same, and tells it
 
     def start(self, progress: Progress) -> None:
         """Save the state as it is now; returns once it is copied (or written, without checkpoint.asynchronous)."""
@@ -84,16 +93,31 @@ class Saver:
         began = time.monotonic()
         self.started_step = progress.step
         state = self._checkpointer.state()
-        if self._config.asynchronous:
-            state = self._snapshot.take(state)
+        copied = self._copied(state) if self._config.asynchronous else None
         flight = self._flight = _Flight(progress, began, time.monotonic() - began)
-        if self._config.asynchronous:
-            flight.thread = threading.Thread(target=self._write, args=(flight, state), name="checkpoint", daemon=True)
+        if copied is not None:
+            flight.thread = threading.Thread(target=self._write, args=(flight, copied), name="checkpoint", daemon=True)
             flight.thread.start()
-        else:
-            self._write(flight, state)
-            flight.blocked_seconds = time.monotonic() - began
+            return
+        self._write(flight, state)
+        flight.blocked_seconds = time.monotonic() - began
+        if not self._config.asynchronous:
             self.settle()
+
+    def _copied(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        """The state in memory of its own; None where this process has too little, which then writes at once while the
+        others go on in the background, and wait for it at their next step."""
+        try:
+            return self._snapshot.take(state)
+        except (MemoryError, RuntimeError) as error:  # torch's allocators raise the latter
+            if not self._warned:
+                _log.warning(
+                    "too little memory for a copy of the state (%s), so saves block training; give the process more "
+                    "memory, or set --checkpoint.asynchronous false",
+                    " ".join(str(error).split())[:200],
+                )
+            self._warned = True
+            return None
 
     def settle(self) -> None:
         """Wait for the save under way and report it; raises UserError after checkpoint.max_failures in a row."""
@@ -115,7 +139,7 @@ class Saver:
         self.settle()
         while self.saved_step != progress.step:
             if self._failures:
-                time.sleep(_FINAL_PAUSE_SECONDS * 2**self._failures)
+                time.sleep(min(_FINAL_PAUSE_SECONDS * 2**self._failures, _LONGEST_FINAL_PAUSE_SECONDS))
             self.start(progress)
             self.settle()
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any, Protocol, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import _write_files_from_queue
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, WriteResult
@@ -101,9 +105,26 @@ class StepWriter(FileSystemWriter):
             written = super().write_data(plan, planner)
         finally:
             set_crc32_options(with_crc)
-        if len(written.wait()) != len(plan.items):  # DCP drops the error of every thread but the first
-            raise OSError(f"{len(plan.items) - len(written.wait())} of {len(plan.items)} tensors were not written")
+        assert len(written.wait()) == len(plan.items), "a tensor was not written, and nobody said why"
         return written
+
+    def _write_data(self, planner: SavePlanner, file_queue: Queue[Any]) -> Future[list[WriteResult]]:
+        """The base class's own, but for threads whose errors are raised here: it drops all but the first's."""
+        results: Queue[list[WriteResult]] = Queue()
+        settings = (self.transforms, self.per_thread_copy_ahead, self.sync_files, self.thread_count)
+        order = (self.fs.create_stream, file_queue, results, planner, *settings, self.serialization_format)
+        with ThreadPoolExecutor(self.thread_count, "checkpoint-upload") as pool:
+            for thread in [pool.submit(_write_files_from_queue, *order) for _ in range(self.thread_count)]:
+                thread.result()
+        written: Future[list[WriteResult]] = Future()
+        written.set_result([result for part in iter_queue(results) for result in part])
+        return written
+
+
+def iter_queue(queue: Queue[T]) -> Iterator[T]:
+    """What is in a queue that nobody fills any more."""
+    while not queue.empty():
+        yield queue.get()
 
 
 class StepReader(FileSystemReader):
@@ -170,7 +191,10 @@ class FsspecStore:
         path, text = f"{self._folder(step)}/{MARKER}", json.dumps(marker, indent=1)
         if self._local:
             aside = Path(path + ".part")
-            aside.write_text(text, encoding="utf-8")
+            with aside.open("w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())  # or a machine that loses power may keep the name and not the text
             aside.replace(path)
         else:
             self._retried(f"writing {path}", lambda: self._fs.pipe_file(path, text.encode()))
@@ -223,9 +247,15 @@ class FsspecStore:
         return retried(what, attempt, self._attempts)
 
 
+def _s3_options(seconds: int) -> dict[str, Any]:
+    # s3fs tries each request five times by itself; botocore beneath it would make that twenty-five.
+    limits = {"connect_timeout": min(seconds, 10), "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
+    return {"config_kwargs": limits}
+
+
 # A request that takes longer is given up and made again; without these a dead server holds a save for minutes.
 _CLIENT_OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "s3": lambda seconds: {"config_kwargs": {"connect_timeout": min(seconds, 10), "read_timeout": seconds}},
+    "s3": _s3_options,
     "gs": lambda seconds: {"requests_timeout": seconds},
     "abfs": lambda seconds: {"connection_timeout": min(seconds, 10), "read_timeout": seconds},
 }

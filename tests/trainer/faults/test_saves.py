@@ -16,6 +16,7 @@ from small_jobs import after, alone, checkpointer, config_of, full_weights, main
 from trainer.checkpoint import Progress, Saver, open_store
 from trainer.checkpoint.files import BLOCK_BYTES, FileSum
 from trainer.checkpoint.manager import milestones
+from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
 from trainer.job import build_job
 
@@ -46,6 +47,19 @@ def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tm
         other = build_job(config, runtime)
         assert checkpointer(other).restore(5) == after(config, 5)
         assert same(full_weights(other), expected) == [], "weights of a later step are in the checkpoint"
+
+
+def test_a_process_without_memory_for_a_copy_saves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Snapshot, "take", none_left)
+    assert main_here(tmp_path, "train", "--checkpoint.every-steps=1", "--checkpoint.keep=9") == 0
+    assert complete(tmp_path)[-1] == 4
+    assert len(complete(tmp_path)) > 1
+    assert caplog.text.count("too little memory for a copy of the state") == 1
 
 
 def test_one_save_is_under_way_at_a_time_and_those_that_are_due_wait(machines: Machines) -> None:
