@@ -30,7 +30,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-engine test-engine-full lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -43,6 +43,12 @@ bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+test-engine: install-infra install-test ## Run every stack by the real Pulumi engine on simulated clouds (5 to 10 min)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/engine $(PYTEST_ARGS)
+
+test-engine-full: install-infra install-test ## The same, with a failure at every single create (an hour)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
 lint: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test install-lint ## Check style, formatting, types and the Dockerfile
 	@$(PY) -m ruff check .
@@ -75,7 +81,7 @@ lock: install-bootstrap ## Recompile requirements-*.txt from pyproject.toml (UPG
 
 help: ## List the commands
 	@echo "usage: make COMMAND"
-	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s%s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "settings: PYTHON=python3.12  ACCELERATOR=cpu|gpu  PROCESSES=N  PYTEST_ARGS=..."
 

@@ -50,11 +50,18 @@ def _obstacle(config: pytest.Config) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster that the stack `local` finds."""
     path = tmp_path_factory.mktemp("kube") / "config"
     path.write_text(KUBECONFIG)
-    return path
+    # Inline programs run in this process.
+    before = os.environ.get("KUBECONFIG")
+    os.environ["KUBECONFIG"] = str(path)
+    yield path
+    if before is None:
+        del os.environ["KUBECONFIG"]
+    else:
+        os.environ["KUBECONFIG"] = before
 
 
 @pytest.fixture(scope="session")

@@ -68,20 +68,20 @@ def whole_life(folder: Path, stack: str, kubeconfig: Path) -> Story:
     project.set("trainer.data.seed", 7)
     _run(story, project, "seed", "up", "automation")
     project.set("gpu.nodes.max", 4)
-    _run(story, project, "nodes", "up", "cli")
+    _run(story, project, "nodes", "up", "automation")
     project.set("storage.size_gib", GROWN[stack])
     _run(story, project, "grow", "up", "automation")
     _run(story, project, "refresh", "refresh", "cli")
     if stack in REFUSED:
         project.set("storage.size_gib", REFUSED[stack])
-        _run(story, project, "refused", "up", "cli")
+        _run(story, project, "refused", "up", "automation")
         project.set("storage.size_gib", GROWN[stack])
     if stack in ("aws", "azure"):
         _autoscale(story.world, stack)
         _run(story, project, "refresh-scaled", "refresh", "automation")
-        _run(story, project, "scaled", "up", "cli")
+        _run(story, project, "scaled", "up", "automation")
     _write_checkpoint(world)
-    _run(story, project, "destroy", "destroy", "automation")
+    _run(story, project, "destroy", "destroy", "cli")
     _end(story, project, server)
     return story
 
@@ -94,7 +94,8 @@ def life_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequ
     for position in positions:
         created = sum(verb == "create" for verb, _, _ in world.log)
         world.faults.fail_create = max(1, position - created)
-        _run(story, project, f"create-{position}", "up", "cli")
+        driver = "cli" if position == positions[0] else "automation"
+        _run(story, project, f"create-{position}", "up", driver)
         story.orphans[f"create-{position}"] = orphans(world, project)
         if position == positions[len(positions) // 2]:
             world.faults.lose_create = 2
@@ -102,13 +103,13 @@ def life_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequ
             _restart(server)
             story.orphans["lost"] = orphans(world, project)
     world.faults.fail_create, world.faults.delay_seconds = None, 0.2
-    _run(story, project, "converged", "up", "automation")
+    _run(story, project, "converged", "up", "cli")
     world.faults.delay_seconds = 0.0
     _run(story, project, "preview", "preview", "automation")
     _write_checkpoint(world)
     world.faults.refuse_delete.add(STUBBORN[stack])
-    _run(story, project, "refused", "destroy", "automation")
-    _run(story, project, "destroy", "destroy", "cli")
+    _run(story, project, "refused", "destroy", "cli")
+    _run(story, project, "destroy", "destroy", "automation")
     _end(story, project, server)
     return story
 

@@ -38,7 +38,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return empty_pb2.Empty()
 
     def GetPluginInfo(self, request: Any, context: Any) -> plugin_pb2.PluginInfo:
-        return plugin_pb2.PluginInfo(version="0.0.1")
+        return plugin_pb2.PluginInfo(version="99.0.0")
 
     def GetSchema(self, request: Any, context: Any) -> provider_pb2.GetSchemaResponse:
         return provider_pb2.GetSchemaResponse(schema="{}")
@@ -81,16 +81,18 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     def Create(self, request: Any, context: Any) -> provider_pb2.CreateResponse:
         inputs = decode(request.properties)
         if request.preview:
-            return provider_pb2.CreateResponse(properties=encode(inputs))
+            planned = self._world.plan(_token(request.urn), _name(request.urn), plain(inputs))
+            return provider_pb2.CreateResponse(properties=encode({**inputs, **planned}))
         with self._answers(context):
             thing = self._world.create(_token(request.urn), _name(request.urn), plain(inputs))
             return provider_pb2.CreateResponse(id=thing.id, properties=encode({**inputs, **thing.computed}))
         raise AssertionError("aborted above")
 
     def Update(self, request: Any, context: Any) -> provider_pb2.UpdateResponse:
-        inputs, old = decode(request.news), decode(request.olds)
+        inputs = decode(request.news)
         if request.preview:
-            return provider_pb2.UpdateResponse(properties=encode({**old, **inputs}))
+            planned = self._world.plan_update(_token(request.urn), request.id, plain(inputs))
+            return provider_pb2.UpdateResponse(properties=encode({**inputs, **planned}))
         with self._answers(context):
             thing = self._world.update(_token(request.urn), request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **thing.computed}))

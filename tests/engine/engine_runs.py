@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from engine_provider import Server
 from pulumi import automation
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "torchrec-cloud"
 PASSPHRASE = "not-a-real-passphrase"
 Driver = Literal["cli", "automation"]
 Verb = Literal["preview", "up", "refresh", "destroy"]
@@ -102,6 +104,12 @@ class Project:
         """`pulumi config set --path`, as the errors of the program advise it."""
         self.pulumi("config", "set", "--stack", self.stack, "--path", path, str(value))
 
+    def replace_program(self, text: str) -> None:
+        """Another program in the place of this repository's own."""
+        program = self._work / "__main__.py"
+        program.unlink()
+        program.write_text(text)
+
     def run(self, verb: Verb, driver: Driver = "cli") -> Run:
         """One run of the engine, through the CLI or through the Automation API; a failure is an answer."""
         return self._by_cli(verb) if driver == "cli" else self._by_automation(verb)
@@ -136,8 +144,9 @@ class Project:
         return Run(done.returncode == 0, done.stdout + done.stderr, seconds, steps)
 
     def _by_automation(self, verb: Verb) -> Run:
+        """The repository's program as an inline one: in this process, which has imported the SDKs long ago."""
         options = automation.LocalWorkspaceOptions(work_dir=str(self._work), env_vars=_only_pulumi(self.environment))
-        stack = automation.select_stack(self.stack, work_dir=str(self._work), opts=options)
+        stack = automation.select_stack(self.stack, project_name=PROJECT, program=_program, opts=options)
         steps: list[Step] = []
         wanted = "resource_pre_event" if verb == "preview" else "res_outputs_event"
 
@@ -152,6 +161,10 @@ class Project:
         except automation.CommandError as error:
             return Run(False, str(error), time.monotonic() - started, steps)
         return Run(True, output, time.monotonic() - started, steps)
+
+
+def _program() -> None:
+    runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__")
 
 
 def _step(metadata: Mapping[str, Any]) -> Step:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import engine_sdk
-from engine_values import at, differences, has_unknown, leaves
+from engine_values import UNKNOWN, at, differences, has_unknown, leaves
 
 Inputs = dict[str, Any]
 
@@ -51,8 +51,8 @@ class Thing:
 class Rules:
     """How one type of resource behaves; `held_by` maps the types that keep it from being deleted to the cloud's words.
 
-    `physical` says what the cloud calls it, `computed` what it answers beside the inputs. `turn` names what two requests
-    must not change at the same time. The hooks raise `Refused`.
+    `identity` is its identifier, `computed` what the cloud answers beside the inputs; `ignored` makes no difference.
+    `turn` names what two requests must not change at the same time. The hooks raise `Refused`.
     """
 
     replaced_by: tuple[str, ...] = ()
@@ -147,6 +147,20 @@ class World:
             self.log.append(("create", token, name))
             return thing
 
+    def plan(self, token: str, name: str, inputs: Inputs) -> Inputs:
+        """What a preview answers beside the inputs: of what the cloud will compute, that there will be something."""
+        try:
+            computed = _computed(self._rules(token), name, inputs)
+        except (KeyError, TypeError, IndexError):
+            # An input that the answer is made from is not known yet; the engine takes what is missing for unknown.
+            return {}
+        return {key: _unknown_unless_given(value, inputs.get(key)) for key, value in computed.items()}
+
+    def plan_update(self, token: str, identifier: str, inputs: Inputs) -> Inputs:
+        """What a preview of an update answers: what the cloud computed stays."""
+        thing = self.find(token, identifier)
+        return thing.computed if thing else {}
+
     def update(self, token: str, identifier: str, inputs: Inputs) -> Thing:
         """Change it in place."""
         rules = self._rules(token)
@@ -225,6 +239,15 @@ class World:
 def _computed(rules: Rules, physical: str, inputs: Inputs) -> Inputs:
     """What the cloud answers: its own name where none was given, and whatever the type's rules say."""
     return {"name": inputs.get("name") or physical, **rules.computed(physical, inputs)}
+
+
+def _unknown_unless_given(value: Any, given: Any) -> Any:
+    """An answer with every part that is not an input's replaced by the mark for what is unknown."""
+    if value == given:
+        return value
+    if isinstance(value, dict) and isinstance(given, dict):
+        return {key: _unknown_unless_given(item, given.get(key)) for key, item in value.items()}
+    return UNKNOWN
 
 
 def _below(path: str, prefixes: Iterable[str]) -> bool:

@@ -59,9 +59,7 @@ def _policies_attached(world: World, arn: str) -> None:
     role = next(thing for thing in world.of_type("aws:iam/role:Role") if thing.computed["arn"] == arn)
     names = {one.inputs["policyArn"].rpartition("/")[2] for one in world.users(role, [_ATTACHMENT])}
     if "AmazonEKSWorkerNodePolicy" not in names:
-        raise Refused(
-            "NodeCreationFailure: Instances failed to join the kubernetes cluster; no AmazonEKSWorkerNodePolicy"
-        )
+        raise Refused("NodeCreationFailure: instances failed to join the cluster; no AmazonEKSWorkerNodePolicy")
 
 
 def _template(world: World, inputs: Inputs) -> Thing | None:

@@ -1,4 +1,4 @@
-"""Each stack by the real engine, with clouds that fail: whatever happens, `up` again converges and `destroy` empties."""
+"""Each stack by the real engine on clouds that fail: `up` again converges, and `destroy` leaves nothing."""
 
 from __future__ import annotations
 
