@@ -55,6 +55,13 @@ def _nodes_created(world: World, inputs: Inputs) -> None:
     _policies_attached(world, inputs["nodeRoleArn"])
 
 
+def _nodes_resized(world: World, thing: Thing, inputs: Inputs) -> None:
+    """EKS takes no bounds that exclude the present size, which is the autoscaler's business."""
+    scaling = inputs["scalingConfig"]
+    if not scaling["minSize"] <= scaling["desiredSize"] <= scaling["maxSize"]:
+        raise Refused(f"InvalidParameterException: desired capacity {scaling['desiredSize']} is outside the new bounds")
+
+
 def _policies_attached(world: World, arn: str) -> None:
     role = next(thing for thing in world.of_type("aws:iam/role:Role") if thing.computed["arn"] == arn)
     names = {one.inputs["policyArn"].rpartition("/")[2] for one in world.users(role, [_ATTACHMENT])}
@@ -170,6 +177,7 @@ RULES: Mapping[str, Rules] = {
     _NODES: Rules(
         ("amiType", "capacityType", "clusterName", "instanceTypes", "launchTemplate.id", "nodeRoleArn", "subnetIds"),
         on_create=_nodes_created,
+        on_update=_nodes_resized,
     ),
     _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leaves_interfaces),
     "aws:eks/podIdentityAssociation:PodIdentityAssociation": Rules(("clusterName", "namespace", "serviceAccount")),

@@ -147,6 +147,8 @@ def test_the_exported_state_holds_no_credential_in_clear(life: Story) -> None:
 
 def test_the_exported_state_holds_no_kubeconfig_in_clear(life: Story) -> None:
     _went_well(life.runs["up"])
+    # pulumi-eks registers its kubeconfig as an output in clear, whatever a program asks for: it names a command that
+    # fetches a token and holds none, which the test above shows.
     open_ones = [
         resource["urn"]
         for resource in life.state_resources

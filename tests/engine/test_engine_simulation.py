@@ -102,6 +102,13 @@ def test_lustre_grows_in_place_and_shrinks_only_by_another_file_system(world: Wo
     assert world.diff(LUSTRE, large, small).replaces == ("storageCapacity",)
 
 
+def test_a_pools_bounds_must_hold_its_present_size(world: World) -> None:
+    kind = "aws:eks/nodeGroup:NodeGroup"
+    world.add(kind, "gpu", {"scalingConfig": {"minSize": 0, "desiredSize": 2, "maxSize": 2}})
+    with pytest.raises(Refused, match="desired capacity 2 is outside the new bounds"):
+        world.update(kind, "gpu", {"scalingConfig": {"minSize": 3, "desiredSize": 2, "maxSize": 4}})
+
+
 @pytest.mark.parametrize(
     ("token", "inputs", "path"),
     [
