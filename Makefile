@@ -10,6 +10,7 @@ ACCELERATOR ?= $(shell if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then echo
 PROCESSES ?= auto
 QUICKSTART_ARGS ?= train --train.run quickstart
 BENCH_ARGS ?=
+SOAK_KILLS ?= 100
 PYTEST_ARGS ?=
 
 # What mypy reads: those of the three packages that exist.
@@ -30,7 +31,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test test-engine test-engine-full lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-cluster test-engine test-engine-full soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -44,11 +45,17 @@ bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
+test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run jobs on a real Kubernetes control plane, built once with Go (15 min)
+	@$(PY) -m pytest tests/cluster $(PYTEST_ARGS)
+
 test-engine: install-infra install-test ## Run every stack by the real Pulumi engine on simulated clouds (5 to 10 min)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
 test-engine-full: install-infra install-test ## The same, with a failure at every single create (an hour)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
+
+soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost
+	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
 
 lint: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test install-lint ## Check style, formatting, types and the Dockerfile
 	@$(PY) -m ruff check .

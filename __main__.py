@@ -12,6 +12,7 @@ from infra.problems import Problem
 from trainer.config import TrainConfig
 from workloads import checks
 from workloads.component import TrainingJob
+from workloads.launchers import torchx
 from workloads.settings import SECTIONS, JobSettings
 
 
@@ -40,7 +41,8 @@ def main() -> None:
         monitored=wanted.addons.monitoring,
         after=addons.ready,
     )
-    export_all(cluster, wanted, then=[f"python -m workloads status --stack {wanted.stack}"])
+    start = [torchx.run_line(wanted.stack)] if job.launcher == "torchx" else []
+    export_all(cluster, wanted, then=[*start, f"python -m workloads status --stack {wanted.stack}"])
     pulumi.export("job", training.job)
 
 

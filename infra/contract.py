@@ -227,3 +227,18 @@ class Provision(Protocol[SettingsT]):
 
     def __call__(self, name: str, settings: SettingsT, opts: pulumi.ResourceOptions | None = None) -> Cluster:
         """Register everything under `name` and return the contract."""
+
+
+class Credentials(Protocol):
+    """A cloud's `credentials.py`: whose resources are reached, and how to tell and mend credentials that are refused.
+
+    `ASKS` is whether `account` calls the provider, `LOGIN` the command that renews the credentials, and `REFUSED` are
+    pieces of the messages of the cloud's provider and tools. The module imports no SDK before `account` is called.
+    """
+
+    ASKS: bool
+    LOGIN: str
+    REFUSED: Sequence[str]
+
+    def account(self, settings: StackSettings) -> pulumi.Input[str]:
+        """The account, subscription, project or cluster that the credentials in use belong to."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pulumi
 
+from infra import clouds
 from infra.contract import Cluster
 from infra.cost import HourlyCost
 from infra.settings import StackSettings
@@ -16,6 +17,7 @@ def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = 
 
     `then` are shell lines that come after those which reach the cluster.
     """
+    pulumi.export("account", clouds.load(settings.cloud).account(settings))
     pulumi.export("cluster_name", cluster.name)
     pulumi.export("kubeconfig", pulumi.Output.secret(cluster.kubeconfig))
     pulumi.export("bucket_uri", cluster.bucket_uri)

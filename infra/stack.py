@@ -54,6 +54,22 @@ def parse(
     config: Mapping[str, str], project: str, stack: str, sections: Sections, further: Sequence[Check] = ()
 ) -> Stack:
     """Check one stack's raw configuration (`namespace:key` -> text); SettingsError names every problem."""
+    result, problems = _read(config, project, stack, sections)
+    problems += [*result.settings.problems(), *cost.over_budget(result.settings)]
+    for check in further:
+        problems += check(result)
+    if problems:
+        raise SettingsError(stack, first_of_each(problems))
+    return result
+
+
+def repaired(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> Stack:
+    """The same, with examples in place of what is wrong; only an unknown cloud is a SettingsError."""
+    return _read(config, project, stack, sections)[0]
+
+
+def _read(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> tuple[Stack, list[Problem]]:
+    """Each section parsed by its model, and the problems of single keys."""
     raw, problems = _decode(config, project)
     name = str(raw.get("cloud", ""))
     unknown = checks.one_of("cloud", name, clouds.available())
@@ -65,13 +81,7 @@ def parse(
         parsed[key], found = tolerant(model, raw.pop(key, {}), (key,))
         problems += found
     settings, found = _settings(cloud, raw, config, project, stack, tuple(sections))
-    result = Stack(cloud, settings, parsed)
-    problems += [*found, *settings.problems(), *cost.over_budget(settings)]
-    for check in further:
-        problems += check(result)
-    if problems:
-        raise SettingsError(stack, first_of_each(problems))
-    return result
+    return Stack(cloud, settings, parsed), [*problems, *found]
 
 
 def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:

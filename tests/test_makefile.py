@@ -42,7 +42,7 @@ def fake_program(path: Path, body: str) -> Path:
 def test_make_alone_lists_the_commands(checkout: Path) -> None:
     shown = make(checkout)
     assert shown.returncode == 0, shown.stderr
-    for command in ("quickstart", "test", "lint", "format", "bench", "lock", "clean"):
+    for command in ("quickstart", "test", "test-cluster", "lint", "format", "bench", "lock", "clean"):
         assert f"\n  {command} " in shown.stdout, f"`make` does not say what `make {command}` does"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from trainer.errors import UserError
@@ -14,7 +15,8 @@ EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 75 for "start me again", 130 for
+    Ctrl-C."""
     rest = list(arguments)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "train"
     if name not in COMMANDS:
@@ -23,7 +25,10 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.help import command_help, overview
 
         explicit = bool(arguments) and arguments[0] == name
-        _print(command_help(name, COMMANDS[name].__doc__ or "") if explicit else overview(COMMANDS))
+        if explicit and name in _OWN_OPTIONS:
+            _print(import_module(_OWN_OPTIONS[name]).parser().format_help().rstrip())
+        else:
+            _print(command_help(name, COMMANDS[name].__doc__ or "") if explicit else overview(COMMANDS))
         return EXIT_OK
     try:
         return COMMANDS[name](rest)
@@ -31,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_USER_ERROR if error.reported else _fail(str(error))
     except KeyboardInterrupt:
         if _is_main():
-            _say("interrupted; the same command resumes from the last checkpoint")
+            _say(f"interrupted; the same command {_AFTER_AN_INTERRUPT.get(name, 'resumes from the last checkpoint')}")
         if os.environ.get("WORLD_SIZE", "1") != "1":
             sys.stdout.flush()
             os._exit(EXIT_INTERRUPTED)  # an orderly exit would abort: threads of the process group are still running
@@ -62,7 +67,8 @@ def config_command(arguments: Sequence[str]) -> int:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Start several processes on this machine: launch [--nproc N] COMMAND [OPTION ...]; N: one per GPU, else 2."""
+    """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
+    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] COMMAND ..."""
     from trainer.launch import launch
 
     return launch(list(arguments))
@@ -84,10 +90,47 @@ def predict_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, in interleaved blocks: bench [--blocks N] [--steps N] [OPTION ...]"""
+    """Our step beside the stock TorchRec step, or what saves cost: bench [--checkpoints] [--blocks N] [--steps N]
+    [OPTION ...]"""
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
+
+
+def plan_command(arguments: Sequence[str]) -> int:
+    """Does the model fit, how fast can it be, what limits it: plan [--nodes N --gpus-per-node G --gpu NAME ...]"""
+    from trainer.plan import plan_main
+
+    return plan_main(list(arguments), os.environ)
+
+
+def report_command(arguments: Sequence[str]) -> int:
+    """Draw loss and speed of a run with its kills, saves and resumes, as PNG and HTML: report RUN [--out FOLDER]"""
+    from trainer.report import report_main
+
+    return report_main(arguments)
+
+
+def preprocess_command(arguments: Sequence[str]) -> int:
+    """Criteo click logs (TSV, also .gz) to npy or Parquet files: preprocess --input PATH --output DIR [OPTION ...]"""
+    from trainer.preprocess import preprocess_main
+
+    return _alone("preprocess", preprocess_main, arguments)
+
+
+def fetch_command(arguments: Sequence[str]) -> int:
+    """Copy a folder from an object store to shared storage: fetch --from URI --to DIR [OPTION ...]"""
+    from trainer.fetch import fetch_main
+
+    return _alone("fetch", fetch_main, arguments)
+
+
+def netcheck_command(arguments: Sequence[str]) -> int:
+    """Measure the bandwidth between the job's processes, fail below a minimum: netcheck [--min-gb-per-s X] [OPTION
+    ...]"""
+    from trainer.netcheck import netcheck_main
+
+    return netcheck_main(list(arguments), os.environ)
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -96,13 +139,45 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export_command,
     "predict": predict_command,
     "bench": bench_command,
+    "plan": plan_command,
+    "preprocess": preprocess_command,
+    "fetch": fetch_command,
+    "netcheck": netcheck_command,
     "config": config_command,
     "launch": launch_command,
+    "report": report_command,
 }
 
 
-def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int:
-    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it."""
+# Modules with a parser() of a command's own options; the other commands take those of the configuration.
+_OWN_OPTIONS = {
+    "preprocess": "trainer.preprocess.options",
+    "fetch": "trainer.fetch",
+    "netcheck": "trainer.netcheck",
+}
+_AFTER_AN_INTERRUPT = {
+    "preprocess": "goes on with what is not finished",
+    "fetch": "goes on with the files that are missing",
+    "netcheck": "measures anew",
+}
+
+
+def _alone(name: str, body: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command that has threads of its own instead of processes; raises UserError in a job of several."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        error = UserError(
+            f"{name} runs in one process with threads (--workers), but this job has {processes}; start it without a "
+            f"launcher: python -m trainer {name} ..."
+        )
+        error.reported = not _is_main()
+        raise error
+    return body(arguments)
+
+
+def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> int:
+    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it; its exit
+    code."""
     from trainer.options import load_config
 
     try:
@@ -116,20 +191,21 @@ def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], None]) -> int
     from trainer.runtime import running
 
     with running(config.train, dict(os.environ)) as runtime:
-        body(config, runtime)
-    return EXIT_OK
+        code = body(config.for_processes(runtime.world_size), runtime)
+    return code
 
 
-def _train(config: Any, runtime: Any) -> None:
+def _train(config: Any, runtime: Any) -> int:
     from trainer.train import train
 
-    train(config, runtime)
+    return train(config, runtime)
 
 
-def _evaluate(config: Any, runtime: Any) -> None:
+def _evaluate(config: Any, runtime: Any) -> int:
     from trainer.train import evaluate_run
 
     evaluate_run(config, runtime)
+    return EXIT_OK
 
 
 def _is_main() -> bool:

@@ -291,17 +291,57 @@ class RunConfig(Section):
         None, description="stop once an evaluation reaches this AUC"
     )
     timeout_seconds: Positive = Field(600, description="a collective that takes longer ends the job")
+    batch_size_is: Literal["global", "per_process"] = Field(
+        "global",
+        description="global: processes share batch_size, however many there are; per_process: each takes batch_size, "
+        "so that a step grows and shrinks with an elastic job (eval_batch_size too)",
+    )
 
 
 class CheckpointConfig(Section):
-    """Where checkpoints go: <uri>/<run>/checkpoints/step_N."""
+    """Where checkpoints go, how often and which stay: <uri>/<run>/checkpoints/step_N."""
 
     uri: str = Field("runs", min_length=1, description="folder or fsspec URI (s3://, gs://, abfs://, file://)")
-    every_steps: Count = Field(0, description="steps between saves; 0: only at the end")
+    every_steps: Count = Field(0, description="steps between saves; 0: by time alone")
+    every_minutes: float = Field(
+        10.0, ge=0, description="minutes between saves, what a kill loses at most; 0: by steps alone"
+    )
+    asynchronous: bool = Field(
+        True, description="write in the background; needs memory for a second copy of this process's share"
+    )
     keep: Positive = Field(2, description="newest complete checkpoints kept")
+    keep_every_steps: Count = Field(
+        0, description="the first checkpoint from each multiple of this on stays for ever; 0: none"
+    )
+    max_failures: Positive = Field(5, description="saves that may fail in a row before the run ends")
+    attempts: Positive = Field(5, description="tries of one request to an object store, with growing pauses")
+    request_timeout_seconds: Positive = Field(
+        60, description="an object store that is silent for so long is asked anew"
+    )
     resume: Literal["auto", "never", "required"] = Field(
         "auto", description="auto: from the newest complete checkpoint of the run; never: refuses a folder that has one"
     )
+
+
+class FaultConfig(Section):
+    """What happens when a machine is taken away, or stops answering."""
+
+    grace_seconds: Positive = Field(
+        25, description="time from SIGTERM or a cloud's notice until this process must be gone; save included"
+    )
+    save_if_older_seconds: Count = Field(
+        30, description="a process that must go saves first if the last save is older than this"
+    )
+    step_timeout_seconds: Count = Field(
+        300, description="a step that takes longer ends all processes with the stack of the slow one; 0: no limit"
+    )
+    notices: Literal["off", "auto", "aws", "azure", "gcp"] = Field(
+        "off", description="watch the cloud's metadata server for the end of this machine; auto: find out which cloud"
+    )
+    notices_endpoint: str | None = Field(
+        None, pattern=r"^https?://", description="URL of that metadata server; none: the cloud's own"
+    )
+    notices_poll_seconds: Annotated[float, Field(gt=0)] = Field(5.0, description="seconds between two looks")
 
 
 class MetricsConfig(Section):
@@ -333,6 +373,7 @@ class TrainConfig(Section):
     optim: OptimConfig = Field(default_factory=OptimConfig, description="optimizers and learning rate")
     train: RunConfig = Field(default_factory=RunConfig, description="length, batch, numerics")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="saving and resuming")
+    fault: FaultConfig = Field(default_factory=FaultConfig, description="preemption and hangs")
     metrics: MetricsConfig = Field(default_factory=MetricsConfig, description="reports")
 
     @model_validator(mode="after")
@@ -378,6 +419,20 @@ class TrainConfig(Section):
     def eval_batch_size(self) -> int:
         """Samples of one evaluation step over all processes."""
         return self.train.eval_batch_size or self.train.batch_size
+
+    def for_processes(self, world_size: int) -> TrainConfig:
+        """The configuration with batch sizes over all of `world_size` processes."""
+        if self.train.batch_size_is == "global":
+            return self
+        eval_size = self.train.eval_batch_size
+        train = self.train.model_copy(
+            update={
+                "batch_size": self.train.batch_size * world_size,
+                "eval_batch_size": None if eval_size is None else eval_size * world_size,
+                "batch_size_is": "global",
+            }
+        )
+        return self.model_copy(update={"train": train})
 
     def check_world_size(self, world_size: int) -> None:
         """Raises ValueError where a batch does not divide into equal parts for `world_size` processes."""

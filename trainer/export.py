@@ -32,7 +32,7 @@ def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     from trainer.checkpoint import open_store
     from trainer.serving import from_checkpoint, save
 
-    store = open_store(config.checkpoint.uri, config.train.run)
+    store = open_store(config.checkpoint.uri, config.train.run, config.checkpoint)
     steps = store.complete_steps()
     if not steps:
         raise UserError(

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from trainer.config import TrainConfig, leaves
 from trainer.options import env_name, option_name
 
-_WITH_OPTIONS = ("train", "evaluate", "config", "export", "bench")
+_WITH_OPTIONS = ("train", "evaluate", "config", "export", "bench", "plan")
 
 
 def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
@@ -36,6 +36,11 @@ def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
 def command_help(name: str, summary: str) -> str:
     """`python -m trainer COMMAND --help`."""
     lines = [f"usage: python -m trainer {name} ...", "", summary.strip()]
+    if name == "plan":
+        from trainer.plan import options_parser
+
+        own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
+        lines += ["", own, "", "Without --gpus-per-node the machine's CPUs are measured, for a few seconds."]
     if name in _WITH_OPTIONS:
         lines += ["", "  --config FILE", "        options from a .json, .toml, .yaml or .yml file"]
         section = None

@@ -1,28 +1,77 @@
-"""Several processes on this machine by torch.distributed's own launcher, ended by one line instead of its report."""
+"""Several processes on this machine, alone or together with other machines, by torch.distributed's own launcher; ended
+by one line instead of its report."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+from dataclasses import dataclass, fields
 
 from trainer.errors import UserError
+from trainer.preemption import EXIT_RESTART
+
+_EXIT_USER_ERROR = 2
+_BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only one that cannot even do that is killed
+
+#: Kubeflow's operators tell torchrun by its own variables how many machines there are and where they meet.
+_OPERATOR_DECIDES = "PET_NNODES"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How many processes, and what is done when some end."""
+
+    nproc: str = "auto"
+    nnodes: str = "1"
+    max_restarts: str = "0"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "trainer"
+    rdzv_conf: str = ""
 
 
 def launch(arguments: list[str]) -> int:
-    """`launch [--nproc N] COMMAND ...`: run the trainer's COMMAND in N processes; returns the first failure's exit
-    code."""
-    wanted = "auto"
-    if arguments and arguments[0].partition("=")[0] == "--nproc":
-        option, equals, wanted = arguments.pop(0).partition("=")
-        if not equals:
-            if not arguments:
-                raise UserError(f"option {option} lacks a value; legal: auto, or a number of processes")
-            wanted = arguments.pop(0)
-    count = _count(wanted)
-    if count == 1:
+    """`launch [OPTION ...] COMMAND ...`: run the trainer's COMMAND in N processes per machine; returns the first
+    failure's exit code, 75 after SIGTERM."""
+    options, arguments = _split(arguments)
+    shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
+    if _OPERATOR_DECIDES in os.environ:
+        return _run([*_beside_operator(options), *shutdown, "-m", "trainer", *arguments])
+    count = _count(options.nproc)
+    elastic = _elastic_arguments(options)
+    if count == 1 and not elastic:
         os.execv(sys.executable, [sys.executable, "-m", "trainer", *arguments])  # noqa: S606  # our own interpreter
-    return _elastic(count, arguments)
+    where = [*(elastic or ["--standalone"]), "--max_restarts", options.max_restarts]
+    return _run([*where, "--nproc_per_node", str(count), *shutdown, "-m", "trainer", *arguments])
+
+
+def _beside_operator(options: LaunchOptions) -> list[str]:
+    """What is left to say where an operator has set torchrun's own variables (`PET_NNODES`, `PET_RDZV_ID` ...)."""
+    given = {
+        "--nproc": options.nproc != "auto",
+        "--nnodes": options.nnodes != "1",
+        "--rdzv-endpoint": options.rdzv_endpoint,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option} is given, but {_OPERATOR_DECIDES} is set and decides: leave one of them out")
+    return ["--max_restarts", options.max_restarts] if options.max_restarts != "0" else []
+
+
+def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:
+    """The launcher's own options, which come before COMMAND, and the rest."""
+    names = {f"--{field.name.replace('_', '-')}": field.name for field in fields(LaunchOptions)}
+    found: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].partition("=")[0].replace("_", "-") in names:
+        option, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            if not rest:
+                raise UserError(f"option {option} lacks a value; see `python -m trainer launch --help`")
+            value = rest.pop(0)
+        found[names[option.replace("_", "-")]] = value
+    return LaunchOptions(**found), rest
 
 
 def _count(wanted: str) -> int:
@@ -36,9 +85,46 @@ def _count(wanted: str) -> int:
     return int(wanted)
 
 
-def _elastic(count: int, arguments: list[str]) -> int:
+def _elastic_arguments(options: LaunchOptions) -> list[str]:
+    """torchrun's options for a job that restarts or spans machines; none for one that does neither."""
+    least, _, most = options.nnodes.partition(":")
+    if not least.isdigit() or not (most or least).isdigit() or not 1 <= int(least) <= int(most or least):
+        raise UserError(f"--nnodes is {options.nnodes!r}; legal: a number of machines, or MIN:MAX, for example 1:2")
+    if not options.max_restarts.isdigit():
+        raise UserError(f"--max-restarts is {options.max_restarts!r}; legal: 0 or more")
+    if int(most or least) == 1:
+        return ["--standalone"] if int(options.max_restarts) else []
+    if not options.rdzv_endpoint:
+        raise UserError(
+            f"--nnodes is {options.nnodes} but --rdzv-endpoint is missing: give HOST:PORT of one of the machines, the "
+            f"same on all of them"
+        )
+    conf = ["--rdzv_conf", options.rdzv_conf] if options.rdzv_conf else []
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rdzv_endpoint, "--rdzv_id", options.rdzv_id]
+    return ["--nnodes", options.nnodes, *meeting, *conf]
+
+
+def _grace_seconds(arguments: list[str]) -> int:
+    """fault.grace_seconds of the job to be: its processes must not be killed in the middle of their last save."""
+    from trainer.config import FaultConfig
+    from trainer.options import load_config
+
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else "train"
+    if command != "train" or "--help" in arguments or "-h" in arguments:
+        return FaultConfig().grace_seconds
+    options = arguments[1:] if arguments and arguments[0] == command else arguments
+    return load_config(options, os.environ).fault.grace_seconds
+
+
+def _run(options: list[str]) -> int:
     # The trainer sets its threads itself; without this the launcher explains at length that it chose 1.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # With a shared store a machine that comes back waits for an address that nobody publishes any more, and the whole
+    # job fails after a minute (pytorch#135712).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    # Then rank 0 holds the store, and whoever asks it while the job ends gets a C++ stack on the console for an error
+    # that is handled.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
@@ -47,12 +133,39 @@ def _elastic(count: int, arguments: list[str]) -> int:
     # loggers have a level of their own, so their parent's is not enough.
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    options = ["--standalone", "--nproc_per_node", str(count), "-m", "trainer", *arguments]
+    _mind_exit_codes()
     try:
         run(get_args_parser().parse_args(options))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as error:  # Ctrl-C reaches the workers too; one of them has said what that means
-        return 128 + int(error.sigval)
+    except SignalException as error:  # the workers have got the signal too, and one of them has said what that means
+        return EXIT_RESTART if error.sigval == signal.SIGTERM else 128 + int(error.sigval)
     return 0
+
+
+def _mind_exit_codes() -> None:
+    """Teach torchrun's agent two things: a user's mistake is not mended by a restart, and a second SIGTERM means now.
+
+    torchrun has no hook for either, but one place in which it names its agent's class.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.launcher import api
+
+    class Agent(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if any(failure.exitcode == _EXIT_USER_ERROR for failure in result.failures.values()):
+                self._remaining_restarts = 0
+            return result
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+            try:
+                super()._shutdown(death_sig, timeout)
+            except SignalException:
+                super()._shutdown(signal.SIGKILL, timeout)
+                raise
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.numerics import Precision, apply_precision, choose_precision
+from trainer.preemption import EXIT_RESTART
 
 EXIT_USER_ERROR = 2
 _POLL_SECONDS = 0.5
@@ -34,6 +36,8 @@ class Runtime:
     precision: Precision
     precision_reason: str
     errors: ErrorChannel = field(repr=False)
+    store: dist.Store | None = field(repr=False, default=None)  # of this start of the job; none for one process
+    siblings: tuple[int, ...] = ()  # process ids of the other processes on this machine
 
     @property
     def is_main(self) -> bool:
@@ -48,18 +52,13 @@ class ErrorChannel:
     store: when it appears, rank 0 prints the line, and every process leaves with exit code 2.
     """
 
-    def __init__(self, rank: int, world_size: int, environ: dict[str, str]) -> None:
+    def __init__(self, rank: int, store: dist.Store | None) -> None:
         self._rank = rank
         self._closed = threading.Event()
         self._speaking = threading.Lock()
         self._spoken = False
-        self._store: dist.Store | None = None
-        if world_size > 1:
-            names: list[str | None] = [uuid.uuid4().hex if rank == 0 else None]
-            dist.broadcast_object_list(names, src=0)  # a restarted job must not read its predecessor's key
-            address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-            store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
-            self._store = dist.PrefixStore(f"trainer-errors-{names[0]}", store)
+        self._store = store
+        if store is not None:
             threading.Thread(target=self._watch, name="error-channel", daemon=True).start()
 
     def close(self) -> None:
@@ -74,11 +73,13 @@ class ErrorChannel:
         self._store.set("message", str(error))
         if self._rank == 0:
             self._speak(str(error))
+            time.sleep(2 * _POLL_SECONDS)  # the store may live in this process: let the others read it
         else:
             try:
                 self._store.wait(["spoken"], timedelta(seconds=10))
             except dist.DistError:  # rank 0 has ended for a reason of its own, and said it
                 return
+        self._closed.set()
 
     def _watch(self) -> None:
         assert self._store is not None
@@ -126,15 +127,55 @@ def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     apply_precision(precision)
     torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world))
     _init_process_group(device, rank, world_size, timedelta(seconds=config.timeout_seconds), environ)
-    channel = ErrorChannel(rank, world_size, environ)
+    channel = ErrorChannel(rank, _side_store("errors", rank, world_size, environ))
+    store, siblings = _side_store("watchdog", rank, world_size, environ), _siblings(world_size, environ)
     try:
-        yield Runtime(rank, world_size, local_rank, local_world, device, precision, reason, channel)
+        yield Runtime(rank, world_size, local_rank, local_world, device, precision, reason, channel, store, siblings)
     except UserError as error:
         channel.report(error)
         error.reported = True
         raise  # without destroy_process_group: it could wait for processes that hang in a collective
+    except RuntimeError as error:
+        if world_size > 1 and _is_lost_process(error):
+            _end_after_loss(rank, error)
+        raise
     channel.close()
     dist.destroy_process_group()
+
+
+def _side_store(purpose: str, rank: int, world_size: int, environ: dict[str, str]) -> dist.Store | None:
+    """Collective: a connection of its own to the job's store, because a wait blocks the connection for all else."""
+    if world_size == 1:
+        return None
+    names: list[str | None] = [uuid.uuid4().hex if rank == 0 else None]
+    dist.broadcast_object_list(names, src=0)  # a restarted job must not read its predecessor's keys
+    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+    return dist.PrefixStore(f"trainer-{purpose}-{names[0]}", store)
+
+
+def _siblings(world_size: int, environ: dict[str, str]) -> tuple[int, ...]:
+    """Collective: process ids of the other processes that this machine's launcher started."""
+    mine = (environ.get("GROUP_RANK", "0"), os.getpid())
+    everyone: list[tuple[str, int]] = [mine] * world_size
+    if world_size > 1:
+        dist.all_gather_object(everyone, mine)
+    return tuple(pid for group, pid in everyone if group == mine[0] and pid != mine[1])
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    """Whether a collective failed because a process at its other end is gone; gloo says so in these words."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return any(word in str(error) for word in words)
+
+
+def _end_after_loss(rank: int, error: RuntimeError) -> None:
+    """Another process has ended, and said why if it could: one line, and the exit code that asks for a restart."""
+    time.sleep(2 * _POLL_SECONDS)  # if it was a user's mistake, the error channel ends this process with its exit code
+    line = " ".join(str(error).split())[-160:]
+    print(f"rank {rank}: another process has gone (...{line}); ending for a restart", file=sys.stderr, flush=True)  # noqa: T201
+    sys.stdout.flush()
+    os._exit(EXIT_RESTART)  # an orderly exit would abort in the threads of the process group
 
 
 def _choose_device(wanted: str, local_rank: int, local_world: int) -> torch.device:

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from trainer.checkpoint import Checkpointer, Progress, open_store
+from trainer.agreement import Agreement, Votes
+from trainer.checkpoint import Checkpointer, Progress, Saver, open_store
+from trainer.clock import Clock, memory_gib
 from trainer.config import TrainConfig
 from trainer.data import Batch, Source, SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.errors import UserError
 from trainer.evaluate import evaluate
 from trainer.job import Job, build_job
-from trainer.metrics import Quality, Reporter
+from trainer.metrics import Reporter
 from trainer.metrics.report import run_folder
+from trainer.notices import Notice, NoticeWatch
 from trainer.optim import schedule_factor
 from trainer.planner import describe_plan
+from trainer.preemption import EXIT_RESTART, Preemption
 from trainer.runtime import Runtime
-from trainer.step import Output, Pipeline
+from trainer.step import Pipeline
+from trainer.watchdog import Watchdog
 
-_GIB = 1024**3
+EXIT_OK = 0
+_LINGER_SECONDS = 10.0
 
 
-def train(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
-    """Collective: train from where the run is to its end; returns the fields of the result event."""
+def train(config: TrainConfig, runtime: Runtime) -> int:
+    """Collective: train from where the run is to its end; returns the exit code, 75 where it must go on elsewhere."""
     sources = {split: open_source(SourceContext(config, split, runtime.device)) for split in ("train", "eval")}
     job = build_job(config, runtime)
-    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run))
-    start = _resume(config, checkpointer)
+    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
+    passed_over: list[str] = []
+    began = time.monotonic()
+    start = _resume(config, checkpointer, passed_over.append)
+    loaded_seconds = round(time.monotonic() - began, 3)
     total_steps = _total_steps(config, sources["train"], start)
     with Reporter.open(config, runtime.is_main, total_steps) as reporter:
-        _announce(job, start, total_steps, reporter)
+        _announce(job, start, total_steps, reporter, passed_over, loaded_seconds)
         run = Run(job, sources["train"], sources["eval"], checkpointer, reporter, total_steps, start)
         return run.execute()
 
@@ -46,14 +55,14 @@ def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
     """Collective: held-out quality of the newest checkpoint of a run, as its result event."""
     source = open_source(SourceContext(config, "eval", runtime.device))
     job = build_job(config, runtime)
-    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run))
-    newest = checkpointer.newest()
-    if newest is None:
+    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
+    passed_over: list[str] = []
+    progress = checkpointer.resume(passed_over.append)
+    if progress is None:
         raise UserError(
             f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
             f"another --train.run"
         )
-    progress = checkpointer.restore(newest)
     result = {
         "run": config.train.run,
         "state": "evaluated",
@@ -61,28 +70,30 @@ def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
         "step": progress.step,
         "position": progress.position,
         "world_size": runtime.world_size,
-        "checkpoint": checkpointer.location(newest),
+        "checkpoint": checkpointer.location(progress.step),
     }
     with Reporter.open(config, runtime.is_main, progress.step) as reporter:
+        for line in passed_over:
+            reporter.event("warning", text=line)
         reporter.event("result", **result)
     return result
 
 
-def _resume(config: TrainConfig, checkpointer: Checkpointer) -> Progress:
-    newest, wanted = checkpointer.newest(), config.checkpoint.resume
-    if newest is None:
-        if wanted == "required":
-            raise UserError(
-                f"checkpoint.resume is required, but run {config.train.run} has no complete checkpoint under "
-                f"{config.checkpoint.uri}; legal: --checkpoint.resume auto, or another --train.run"
-            )
-        return Progress()
-    if wanted == "never":
+def _resume(config: TrainConfig, checkpointer: Checkpointer, warn: Callable[[str], None]) -> Progress:
+    wanted = config.checkpoint.resume
+    newest = checkpointer.newest() if wanted == "never" else None
+    if newest is not None:
         raise UserError(
             f"checkpoint.resume is never, but run {config.train.run} already has {checkpointer.location(newest)}; "
             f"start afresh with another --train.run NAME, or resume with --checkpoint.resume auto"
         )
-    return checkpointer.restore(newest)
+    progress = checkpointer.resume(warn) if wanted != "never" else None
+    if progress is None and wanted == "required":
+        raise UserError(
+            f"checkpoint.resume is required, but run {config.train.run} has no complete checkpoint under "
+            f"{config.checkpoint.uri}; legal: --checkpoint.resume auto, or another --train.run"
+        )
+    return progress or Progress()
 
 
 def _total_steps(config: TrainConfig, source: Source, start: Progress) -> int:
@@ -99,23 +110,29 @@ def _total_steps(config: TrainConfig, source: Source, start: Progress) -> int:
     return total
 
 
-def _announce(job: Job, start: Progress, total_steps: int, reporter: Reporter) -> None:
+def _announce(
+    job: Job, start: Progress, total_steps: int, reporter: Reporter, passed_over: list[str], loaded_seconds: float
+) -> None:
     runtime, config = job.runtime, job.config
     reporter.event(
         "start",
         run=config.train.run,
         processes=runtime.world_size,
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         device=str(runtime.device.type),
         precision=runtime.precision,
         because=runtime.precision_reason,
         threads=torch.get_num_threads(),
         batch_size=config.train.batch_size,
+        batch_per_process=config.train.batch_size // runtime.world_size,
         total_steps=total_steps,
         source=config.data.source,
     )
     reporter.event("plan", tables=describe_plan(job.plan, config))
+    for line in passed_over:
+        reporter.event("warning", text=line)
     if start.step:
-        reporter.event("resume", step=start.step, position=start.position)
+        reporter.event("resume", step=start.step, position=start.position, seconds=loaded_seconds)
 
 
 @dataclass
@@ -129,31 +146,60 @@ class Run:
     reporter: Reporter
     total_steps: int
     progress: Progress
-    saved_step: int | None = field(init=False, default=None)
     evaluated: dict[str, float] | None = field(init=False, default=None)
+    waiting_for_save: bool = field(init=False, default=False)
 
-    def execute(self) -> dict[str, Any]:
-        """Train what is left; the result event's fields."""
+    def __post_init__(self) -> None:
+        config, runtime = self.job.config, self.job.runtime
+        self.saver = Saver(self.checkpointer, config.checkpoint, self.reporter.event)
+        self.agreement = Agreement(timedelta(seconds=config.train.timeout_seconds))
+        self.preemption = Preemption(config.fault, runtime.rank, runtime.siblings)
+        self.watchdog = Watchdog(config.fault.step_timeout_seconds, runtime.rank, runtime.store)
+        self.notices = NoticeWatch(config.fault, self._heard)
+        self.wise_to_save = False
+
+    def execute(self) -> int:
+        """Train what is left; the exit code."""
         config = self.job.config
-        self.saved_step = self.progress.step or None
         first, state = self.progress.step, "complete"
+        if first:
+            self.saver.resumed(first)
         if first >= self.total_steps:
             state = "was already complete: nothing to train (more --train.steps, or another --train.run NAME)"
         elif first and config.train.target_auc is not None and self._reached_target():
             state = "had already reached train.target_auc: nothing to train"
         clock = Clock(self.job, self.reporter)
         if state == "complete":
-            state = self._train(clock)
-        if self.saved_step != self.progress.step:
-            self._save()
-        result = self._result(state, clock)
-        self.reporter.event("result", **result)
-        return result
+            found = self._guarded(clock)
+            if found is None:
+                self.preemption.tell_launcher()
+                return EXIT_RESTART
+            state = found
+        self.reporter.event("result", **self._result(state, clock))
+        return EXIT_OK
 
-    def _train(self, clock: Clock) -> str:
-        """Steps until the end or the target; returns how it ended."""
+    def _guarded(self, clock: Clock) -> str | None:
+        """Steps and the last save, while signals, notices and hangs are watched for; how it ended, None: must go."""
+        with self.preemption, self.watchdog:
+            if self.job.runtime.local_rank == 0:
+                self.notices.start()
+            try:
+                state = self._train(clock)
+            except BaseException:
+                self.saver.linger(_LINGER_SECONDS)
+                raise
+            finally:
+                self.notices.close()
+                self.watchdog.rest()
+            if state is not None:
+                self.saver.finish(self.progress)
+            return state
+
+    def _train(self, clock: Clock) -> str | None:
+        """Steps until the end, the target, or a stop that all processes agree on; how it ended, None for that."""
         config, runtime = self.job.config, self.job.runtime
         self.job.dmp.train()
+        self.saver.reserve()
         pipeline = Pipeline(self.job)
         left = self.total_steps - self.progress.step
         stream = train_batches(
@@ -161,19 +207,25 @@ class Run:
         )
         with closing(cast("Generator[Batch]", stream)) as batches:
             for _ in range(left):
+                self.watchdog.step(self.progress.step + 1)
                 self._step(pipeline, batches, clock)
-                if self._due(config.checkpoint.every_steps):
-                    with clock.paused():
-                        self._save()
+                agreed = self._agree()
+                if agreed.stop:
+                    self._stop(agreed)
+                    return None
+                self._save_where_due(agreed, clock)
                 if self._due(config.train.eval_every):
+                    self.watchdog.rest()
                     pipeline.detach()
                     with clock.paused():
                         reached = self._reached_target()
                     pipeline.attach()
                     if reached:
+                        self.agreement.close()
                         pipeline.detach()
                         clock.report(self.progress)
                         return f"complete: reached train.target_auc {config.train.target_auc}"
+        self.agreement.close()
         pipeline.detach()
         clock.report(self.progress)
         return "complete"
@@ -193,13 +245,61 @@ class Run:
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0 and self.progress.step < self.total_steps
 
-    def _save(self) -> None:
-        began = time.monotonic()
-        where = self.checkpointer.save(self.progress)
-        self.saved_step = self.progress.step
-        self.reporter.event(
-            "checkpoint", step=self.progress.step, path=where, seconds=round(time.monotonic() - began, 3)
+    def _agree(self) -> Votes:
+        """Collective: what all processes said after the step before this one."""
+        saver, fault, main = self.saver, self.job.config.fault, self.job.runtime.is_main
+        wise, self.wise_to_save = self.wise_to_save, False
+        return self.agreement.exchange(
+            Votes(
+                step=self.progress.step,
+                stop=self.preemption.requested,
+                save_first=main and saver.age_seconds > fault.save_if_older_seconds,
+                due=wise or (main and saver.due),
+                writing=saver.busy,
+            )
         )
+
+    def _save_where_due(self, agreed: Votes, clock: Clock) -> None:
+        """Take in a save that has ended everywhere; begin one by steps or by the clock, unless one is under way."""
+        if self.saver.under_way and agreed.step >= self.saver.started_step and not agreed.writing:
+            self.saver.settle()
+        # Votes of before the last save began know nothing of it.
+        by_clock = agreed.due and agreed.step > self.saver.started_step
+        self.waiting_for_save |= self._due(self.job.config.checkpoint.every_steps) or by_clock
+        if self.waiting_for_save and not self.saver.under_way and self.progress.step < self.total_steps:
+            self.waiting_for_save = False
+            self.watchdog.rest()
+            with clock.paused():
+                self.saver.start(self.progress)
+
+    def _stop(self, agreed: Votes) -> None:
+        """All processes stop after this step: save first where that is worth it, or just go."""
+        self.watchdog.rest()
+        self.preemption.stopping()
+        self.agreement.close()
+        before = self.saver.saved_step
+        try:
+            self.saver.settle()
+            if agreed.save_first and self.saver.saved_step != self.progress.step:
+                self.saver.start(self.progress)
+                self.saver.settle()
+        except UserError as error:  # too late for another try; what counts now is to say so and go
+            self.reporter.event("checkpoint_failed", step=self.progress.step, error=str(error))
+        self.reporter.event(
+            "preempted",
+            step=self.progress.step,
+            saved_step=self.saver.saved_step,
+            saved_now=self.saver.saved_step != before,
+            because=self.preemption.reason or "another process must go",
+            exit_code=EXIT_RESTART,
+        )
+
+    def _heard(self, notice: Notice) -> None:
+        """From the thread that watches the cloud."""
+        if notice.goes:
+            self.preemption.request(notice.text, machine_goes=True)
+        else:
+            self.wise_to_save = True
 
     def _reached_target(self) -> bool:
         """Evaluate; whether the AUC is at train.target_auc."""
@@ -228,93 +328,3 @@ class Run:
             "logs": str(run_folder(self.job.config)),
             "memory_gib": memory_gib(self.job.runtime.device),
         }
-
-
-class Clock:
-    """Loss, quality and speed between two reports. The device is waited for in `report` alone."""
-
-    def __init__(self, job: Job, reporter: Reporter) -> None:
-        config = job.config
-        self._job, self._reporter = job, reporter
-        self._losses: list[Tensor] = []
-        self._factor = 1.0
-        self._since = time.perf_counter()
-        self._trained_seconds, self._trained_steps, self._reports = 0.0, 0, 0
-        self._last_rate: float | None = None
-        self._quality: Quality | None = None
-        if config.metrics.train_metrics:
-            piece = config.train.batch_size // job.runtime.world_size * config.metrics.log_every
-            self._quality = Quality(job.runtime, config.metrics.window_samples, piece)
-
-    def stepped(self, output: Output, factor: float) -> None:
-        """Take note of a step."""
-        loss, logits, labels, weights = output
-        self._losses.append(loss)
-        self._factor = factor
-        if self._quality is not None:
-            self._quality.add(logits, labels, weights)
-
-    def report(self, progress: Progress) -> None:
-        """Collective: send a train event about the steps since the last one."""
-        if not self._losses:
-            return
-        loss = torch.stack(self._losses).mean().double()
-        dist.all_reduce(loss)
-        mean = float(loss) / self._job.runtime.world_size  # waits for the device
-        seconds, steps = time.perf_counter() - self._since, len(self._losses)
-        samples = steps * self._job.config.train.batch_size
-        if self._reports or steps < 3:  # the first report holds the start-up of the pipeline
-            self._trained_seconds, self._trained_steps = self._trained_seconds + seconds, self._trained_steps + steps
-        self._reports += 1
-        quality = self._quality.compute() if self._quality is not None else {}
-        self._reporter.event(
-            "train",
-            step=progress.step,
-            position=progress.position,
-            loss=mean,
-            **quality,
-            samples_per_second=samples / seconds,
-            step_ms=1e3 * seconds / steps,
-            learning_rate_factor=self._factor,
-            memory_gib=memory_gib(self._job.runtime.device),
-            samples_since_last=samples,
-        )
-        self._losses = []
-        self._since = time.perf_counter()
-        self._last_rate = samples / seconds
-
-    def overall(self) -> float | None:
-        """Samples per second of the whole job over all reports but the first, evaluations and saves left out."""
-        if self._trained_steps:
-            return self._trained_steps * self._job.config.train.batch_size / self._trained_seconds
-        return self._last_rate
-
-    def paused(self) -> Paused:
-        """A block whose time does not count as training."""
-        return Paused(self)
-
-    def shift(self, seconds: float) -> None:
-        """Leave out `seconds` that passed since the last report."""
-        self._since += seconds
-
-
-class Paused:
-    """See Clock.paused."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.shift(time.perf_counter() - self._began)
-
-
-def memory_gib(device: torch.device) -> float:
-    """Largest memory of this process so far in GiB: the GPU's allocator, or resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / _GIB
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB

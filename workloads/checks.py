@@ -19,6 +19,7 @@ _REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[\w][\w.-]{0,127}|@sha256:[0-
 _DECIDED = {
     "train.run": "job.run",
     "checkpoint.uri": "storage",
+    "fault.grace_seconds": "job.grace_seconds",
     "metrics.dir": "storage",
     "metrics.prometheus_port": "addons.monitoring",
     "metrics.prometheus_host": "addons.monitoring",

@@ -12,9 +12,12 @@ from trainer.config import TrainConfig
 from workloads import manifests as m
 from workloads.facts import Facts, draft, resolve
 from workloads.image import trainer_image
+from workloads.launchers import torchx
 from workloads.names import Manifest
 from workloads.settings import JobSettings
 
+#: What a person should know before choosing a launcher.
+_NOTICES = {"trainjob": "an alpha API, which may still change, and not elastic yet; pytorchjob is stable and elastic"}
 #: A Job that changed is another Job. The old one goes first: two must not write the checkpoints of one run.
 _REPLACED_IN_TURN = {m.DATASET, m.NETCHECK, m.JOB}
 #: What every pod needs from the start.
@@ -40,6 +43,8 @@ class TrainingJob(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("torchrec-cloud:workloads:TrainingJob", name, {"launcher": job.launcher}, opts)
+        if job.launcher in _NOTICES:
+            pulumi.log.warn(f"job.launcher {job.launcher}: {_NOTICES[job.launcher]}", self)
         self._name, self._provider = name, cluster.provider
         self._after = [*after, *cluster.before_workloads]
         image = trainer_image(f"{name}-image", cluster, job, pulumi.ResourceOptions(parent=self))
@@ -119,8 +124,9 @@ def _timeouts(key: str, job: JobSettings) -> pulumi.CustomTimeouts | None:
 
 def _summary(facts: Facts) -> Mapping[str, object]:
     """What `python -m workloads` needs to find the job: plain values for the stack's output `job`."""
-    found = m.manifests(facts).get(m.JOB)
-    return {
+    made = m.manifests(facts)
+    found = made.get(m.JOB)
+    summary: dict[str, object] = {
         "run": facts.job.run,
         "launcher": facts.job.launcher,
         "namespace": facts.namespace,
@@ -130,3 +136,6 @@ def _summary(facts: Facts) -> Mapping[str, object]:
         "image": facts.image,
         "checkpoints": f"{facts.checkpoint_uri.rstrip('/')}/{facts.job.run}/checkpoints",
     }
+    if found is None:
+        summary["torchx"] = torchx.job_manifest(facts, made[m.CONFIG]["metadata"]["name"])
+    return summary

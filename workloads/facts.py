@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pulumi
 
 METRICS_PORT = 9400
+#: From the moment when the trainer must be done to the one when Kubernetes kills it.
+_LEFT_OF_GRACE_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,10 @@ def draft(cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: b
 def train_config(trainer: TrainConfig, job: JobSettings, cluster: Cluster, checkpoint_uri: str) -> TrainConfig:
     """The stack's `trainer` section with what the cluster decides: names, places, device and the metrics endpoint."""
     has_gpus = bool(job.gpus_per_node or cluster.gpu.gpus_per_node)
-    decided = {
+    decided: dict[str, dict[str, object]] = {
         "train": {"run": job.run, "device": "cuda" if has_gpus else "cpu"},
         "checkpoint": {"uri": checkpoint_uri},
+        "fault": {"grace_seconds": job.grace_seconds - _LEFT_OF_GRACE_SECONDS},
         "metrics": {
             "dir": f"{cluster.storage.work_path}/runs",
             "prometheus_port": METRICS_PORT,
@@ -149,6 +152,9 @@ def train_config(trainer: TrainConfig, job: JobSettings, cluster: Cluster, check
             "progress": "lines",
         },
     }
+    if cluster.gpu.interruptible and "notices" not in trainer.fault.model_fields_set:
+        # Spot nodes are announced minutes before Kubernetes hears of it.
+        decided["fault"]["notices"] = "auto"
     values = trainer.model_dump()
     for section, own in decided.items():
         values[section] |= own

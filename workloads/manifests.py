@@ -9,7 +9,7 @@ from workloads.names import Manifest
 from workloads.network import network_policy
 
 #: Keys of `manifests` that others wait for.
-ACCOUNT, DATASET, NETCHECK, JOB = "account", "dataset", "netcheck", "job"
+ACCOUNT, CONFIG, DATASET, NETCHECK, JOB = "account", "config", "dataset", "netcheck", "job"
 
 
 def manifests(facts: Facts) -> dict[str, Manifest]:
@@ -22,7 +22,7 @@ def manifests(facts: Facts) -> dict[str, Manifest]:
         ACCOUNT: objects.service_account(facts),
         "quota": objects.resource_quota(facts),
         "network-policy": network_policy(facts),
-        "config": config,
+        CONFIG: config,
     }
     if facts.queued:
         found |= _named("queue", queue.manifests(facts))

@@ -48,7 +48,7 @@ class Dataset(Section):
     preprocess: bool = True
     options: tuple[str, ...] = ()
     cpus: float = Field(2, gt=0)
-    memory_gib: float = Field(4, ge=1)
+    memory_gib: float = Field(4, ge=2)
     wait: bool = True
     timeout_hours: float = Field(24, gt=0)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import pulumi
 
-    from infra.contract import Cluster, Provision
+    from infra.contract import Cluster, Credentials, Provision
     from infra.settings import StackSettings
 
 
@@ -26,6 +26,29 @@ class Cloud:
         assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
         module = importlib.import_module(f"{__name__}.{self.name}.provision")
         return cast("Provision[StackSettings]", module.provision)(name, settings, opts)
+
+    def account(self, settings: StackSettings) -> pulumi.Input[str]:
+        """Whose resources the credentials in use reach; a plain text where nobody needs to be asked."""
+        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
+        return cast("Credentials", self._credentials).account(settings)
+
+    @property
+    def asks_for_account(self) -> bool:
+        """Whether `account` asks the cloud, which only a running program can."""
+        return cast("Credentials", self._credentials).ASKS
+
+    @property
+    def login(self) -> str:
+        """The command that renews the credentials."""
+        return cast("Credentials", self._credentials).LOGIN
+
+    def refuses(self, message: str) -> bool:
+        """Whether a provider's message says that the credentials are missing or have expired."""
+        return any(text in message for text in cast("Credentials", self._credentials).REFUSED)
+
+    @property
+    def _credentials(self) -> object:
+        return importlib.import_module(f"{__name__}.{self.name}.credentials")
 
 
 def available() -> tuple[str, ...]:

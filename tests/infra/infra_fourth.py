@@ -81,6 +81,19 @@ def provision(name, settings, opts=None):
     )
 '''
 
+CREDENTIALS = '''
+"""Credentials of a cloud that exists only in tests."""
+import pulumi
+
+ASKS = True
+LOGIN = "fourth login"
+REFUSED = ("fourth says no",)
+
+
+def account(settings):
+    return pulumi.Output.from_input("fourth-account")
+'''
+
 CATALOG = """
 [CLOUD."f1.large"]
 gpu_model = "A100 40GB"
@@ -106,6 +119,7 @@ def write(root: Path, name: str = "fourth", kubeconfig: str = 'pulumi.Output.sec
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text('"""A cloud that exists only in tests."""\n')
     (folder / "settings.py").write_text(SETTINGS)
+    (folder / "credentials.py").write_text(CREDENTIALS)
     (folder / "provision.py").write_text(PROVISION.replace("KUBECONFIG", kubeconfig).replace('"CLOUD"', repr(name)))
     (folder / "catalog.toml").write_text(CATALOG.replace("CLOUD", name))
     return root

@@ -16,7 +16,9 @@ from infra import clouds
 
 INFRA = ROOT / "infra"
 ANYWHERE = {*sys.stdlib_module_names, "pulumi", "pulumi_kubernetes", "pydantic", "pydantic_core", "yaml", "infra"}
-ROOMS = {"__init__", "settings", "provision", "network", "cluster", "storage", "registry", "monitoring"}
+#: The policy SDK for the pack, a display for those who watch an update.
+IN_FOLDER = {"automation": {"rich"}, "policy": {"pulumi_policy"}}
+ROOMS = {"__init__", "settings", "credentials", "provision", "network", "cluster", "storage", "registry", "monitoring"}
 
 
 def _python(folder: Path) -> list[Path]:
@@ -38,9 +40,14 @@ def _cloud_of(path: Path) -> str | None:
 
 def test_infra_imports_pulumi_pydantic_and_itself_and_a_clouds_sdk_only_in_its_folder() -> None:
     for path in _python(INFRA):
-        allowed = ANYWHERE | SDKS.get(_cloud_of(path) or "", set())
+        allowed = ANYWHERE | SDKS.get(_cloud_of(path) or "", set()) | IN_FOLDER.get(path.parent.name, set())
         strangers = {name for name in _imports(path) if name.split(".")[0] not in allowed}
         assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
+
+
+def test_the_automation_api_is_talked_to_in_one_folder() -> None:
+    users = {path.parent.name for path in _python(INFRA) if any("pulumi.automation" in name for name in _imports(path))}
+    assert users == {"automation"}, "its errors, its version and its Ctrl-C are handled there"
 
 
 def test_no_file_outside_a_clouds_folder_imports_from_one() -> None:
@@ -53,7 +60,9 @@ def test_no_file_outside_a_clouds_folder_imports_from_one() -> None:
 
 def test_no_file_outside_a_clouds_folder_names_a_cloud_in_code() -> None:
     cloud = re.compile(r"\b(aws|azure|gcp|amazon|google|eks|aks|gke)\b", re.IGNORECASE)
-    for path in [path for path in _python(INFRA) if _cloud_of(path) is None] + [ROOT / "__main__.py"]:
+    # A policy is about types of resources, whose names begin with the cloud; it holds for what users add themselves.
+    shared = [path for path in _python(INFRA) if _cloud_of(path) is None and INFRA / "policy" not in path.parents]
+    for path in [*shared, ROOT / "__main__.py"]:
         code = ast.unparse(_without_docstrings(ast.parse(path.read_text())))
         named = cloud.search(code)
         assert not named, (
@@ -72,16 +81,15 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 def test_a_clouds_folder_has_the_rooms_of_the_table_of_contents(cloud: str) -> None:
     folder = next(folder for folder in clouds.folders() if folder.name == cloud)
     files = {path.stem for path in folder.glob("*.py")}
-    assert {"__init__", "settings", "provision"} <= files
+    assert {"__init__", "settings", "credentials", "provision"} <= files
     if cloud != "local":
         assert files >= ROOMS, f"missing rooms: {ROOMS - files}"
 
 
 @pytest.mark.parametrize("cloud", clouds.available())
 def test_a_clouds_settings_are_known_without_its_sdk(cloud: str) -> None:
-    script = (
-        f"import sys, infra.clouds.{cloud}.settings; print(*sorted(m for m in sys.modules if m.startswith('pulumi')))"
-    )
+    script = f"import sys, infra.clouds.{cloud}.settings, infra.clouds.{cloud}.credentials\n"
+    script += "print(*sorted(m for m in sys.modules if m.startswith('pulumi')))"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not [name for name in run.stdout.split() if name.split(".")[0] not in ("pulumi",)], "errors must come fast"
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from infra_mocks import ROOT, SDKS, SHARED_SDKS, Recording, run_stack, stacks
+from pydantic import BaseModel
 
 from infra.settings import AddonSettings, Nodes, StackSettings, StorageSettings
+from workloads.settings import JobSettings
 
 STACKS = tuple(stacks())
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,6 +36,7 @@ def test_a_stack_registers_exactly_the_resources_of_its_golden_list(name: str, s
 def test_every_output_of_the_issue_is_exported(name: str, stack: Callable[..., Recording]) -> None:
     recording = stack(name)
     expected = {
+        "account",
         "cluster_name",
         "kubeconfig",
         "bucket_uri",
@@ -68,7 +71,13 @@ def test_a_broken_program_is_not_taken_for_an_empty_one(kubeconfig: Path) -> Non
 
 def test_pulumi_yaml_repeats_no_default_that_differs_from_the_settings() -> None:
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    classes = {"gpu.nodes": Nodes, "storage": StorageSettings, "addons": AddonSettings, "": StackSettings}
+    classes: dict[str, type[BaseModel]] = {
+        "job": JobSettings,
+        "gpu.nodes": Nodes,
+        "storage": StorageSettings,
+        "addons": AddonSettings,
+        "": StackSettings,
+    }
     for path, entry in declared.items():
         if "default" in entry:
             section, _, key = path.rpartition(".")

@@ -44,6 +44,36 @@ def test_a_table_comes_before_it(bench: subprocess.CompletedProcess[str]) -> Non
     assert bench.stderr == "", "libraries chatter"
 
 
+def test_preprocessing_is_measured_beside_torchrec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.bench import preprocess
+
+    monkeypatch.setattr(preprocess, "_OURS_ROWS", 3_000)
+    monkeypatch.setattr(preprocess, "_STOCK_ROWS", 500)
+    assert main(["bench", "--preprocess"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
+    assert "torchrec tsv_to_npys" in "".join(table)
+    ratios = [a / b for a, b in zip(result["ours_blocks"], result["stock_blocks"], strict=True)]
+    assert (result["ours_rows"], result["stock_rows"], len(ratios)) == (3_000, 500, 3)
+    assert result["ratio"] == pytest.approx(statistics.median(ratios))
+
+
+def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_tree({"checkpoint.uri": str(tmp_path / "runs")})))
+    short = ["--blocks", "2", "--steps", "4", "--warmup", "1", "--config", str(tmp_path / "config.json")]
+    done = trainer("bench", "--nproc", "2", "--checkpoints", *short)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["ratio"] == pytest.approx(
+        statistics.median(a / b for a, b in zip(result["with_blocks"], result["without_blocks"], strict=True))
+    )
+    assert 0 < result["blocked_seconds"] <= result["background_seconds"]
+    assert result["blocked_share"] == pytest.approx(result["blocked_seconds"] / result["synchronous_seconds"])
+    assert list((tmp_path / "runs").rglob("step_*")) == [], "a bench must not fill a disk"
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [

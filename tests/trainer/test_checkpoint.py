@@ -234,7 +234,7 @@ def test_a_run_without_saves_in_between_saves_at_its_end(tmp_path: Path) -> None
 def test_the_marker_says_how_far_the_run_is_and_what_it_is(tmp_path: Path) -> None:
     run_main(tmp_path, tmp=tmp_path)
     marker = open_store(str(tmp_path), "a").read_marker(4)
-    assert (marker["step"], marker["position"], marker["world_size"], marker["format"]) == (4, 192, 1, 1)
+    assert (marker["step"], marker["position"], marker["world_size"], marker["format"]) == (4, 192, 1, FORMAT)
     assert TrainConfig.model_validate(marker["config"]).train.run == "a"
 
 

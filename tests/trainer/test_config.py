@@ -354,7 +354,7 @@ def test_help_and_config_import_no_torch() -> None:
 def test_help_lists_the_commands_and_train_help_the_options() -> None:
     overview = run_python("-m", "trainer", "--help")
     assert overview.returncode == 0, overview.stderr
-    for command in ("train", "evaluate", "export", "predict", "bench", "config", "launch"):
+    for command in ("train", "evaluate", "export", "predict", "bench", "config", "launch", "report"):
         assert re.search(rf"^  {command} ", overview.stdout, re.MULTILINE), f"--help does not list {command}"
     options = run_python("-m", "trainer", "train", "--help").stdout
     for path in leaves():

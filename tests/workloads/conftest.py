@@ -1,16 +1,18 @@
-"""Fixtures of the workloads' tests: a kubeconfig to find, no network."""
+"""Fixtures of the workloads' tests: a kubeconfig to find, no network, and a cluster on loopback to look at."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cluster import FakeCluster, running
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -50,3 +52,22 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket.socket, "connect", local)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    """An API server without any object."""
+    with running(FakeCluster()) as served:
+        yield served
+
+
+@pytest.fixture
+def command(cluster: FakeCluster, tmp_path: Path) -> Callable[..., int]:
+    """`python -m workloads WORDS` against that cluster; the exit code."""
+    from workloads.__main__ import main
+
+    def run(*words: str) -> int:
+        where = ["--kubeconfig", str(cluster.kubeconfig(tmp_path)), "--namespace", "training", "--run", "criteo"]
+        return main([words[0], *where, *words[1:]])
+
+    return run

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts
+from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts, recorded
 
 from infra.contract import Fabric, Mount, Sidecar
 from trainer.config import TrainConfig
+from trainer.preemption import EXIT_RESTART
 from workloads.manifests import manifests
 
 
@@ -240,7 +241,13 @@ def test_the_trainer_and_a_sidecar_share_the_volume_that_both_name() -> None:
 
 
 def test_a_save_has_time_to_end() -> None:
-    assert pod_of(job_of("local", job={"grace_seconds": 300}))["spec"]["terminationGracePeriodSeconds"] == 300
+    grace = pod_of(job_of("local"))["spec"]["terminationGracePeriodSeconds"]
+    assert facts("local").config.fault.grace_seconds < grace, "the trainer ends itself before Kubernetes kills it"
+
+
+@pytest.mark.parametrize(("overrides", "watched"), [({"gpu.capacity": "spot"}, "auto"), ({}, "off")])
+def test_the_clouds_notice_is_watched_where_nodes_can_be_taken_away(overrides: dict[str, Any], watched: str) -> None:
+    assert recorded("aws", tuple(overrides.items())).config.fault.notices == watched
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -282,10 +289,12 @@ def test_the_host_of_the_rendezvous_is_the_pod_of_index_0() -> None:
 
 def test_disruptions_do_not_count_and_mistakes_are_not_repeated() -> None:
     spec = job_of("local")["spec"]
-    first, second = spec["podFailurePolicy"]["rules"]
+    first, second, third = spec["podFailurePolicy"]["rules"]
     assert (first["action"], first["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
-    assert (second["action"], second["onExitCodes"]["values"]) == ("FailJob", [2])
-    assert second["onExitCodes"]["containerName"] == main_container(pod_of(job_of("local")))["name"]
+    assert (second["action"], second["onExitCodes"]["values"]) == ("Ignore", [EXIT_RESTART])
+    assert (third["action"], third["onExitCodes"]["values"]) == ("FailJob", [2])
+    for rule in (second, third):
+        assert rule["onExitCodes"]["containerName"] == main_container(pod_of(job_of("local")))["name"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never", "a failure policy works with no other"
 
 

@@ -28,7 +28,7 @@ IMAGE = f"registry.example/trainer@sha256:{'0' * 64}"
 
 
 @cache
-def recorded(stack: str) -> Facts:
+def recorded(stack: str, overrides: tuple[tuple[str, Any], ...] = ()) -> Facts:
     """The facts of a stack as it stands in the repository; the image's reference does not follow the sources."""
     found: list[Facts] = []
     real = component.resolve
@@ -39,7 +39,7 @@ def recorded(stack: str) -> Facts:
         return output
 
     with mock.patch.object(component, "resolve", resolve):
-        recording = run_stack(stack)
+        recording = run_stack(stack, dict(overrides))
     if recording.error:
         raise recording.error
     (facts,) = found

@@ -13,6 +13,8 @@ from workloads.pod import training_pod
 
 #: The trainer's exit code for a mistake in its settings, which no restart mends.
 _MISTAKE = 2
+#: Its exit code when it was told to go and has saved, by a signal or by the cloud's notice.
+_RESTART = 75
 
 
 def launched(facts: Facts, config_map: str) -> Launched:
@@ -60,7 +62,7 @@ def indexed_job(
 
 
 def _job_spec(facts: Facts, pod: Manifest) -> Manifest:
-    """A pod that was evicted or whose node went is replaced without counting; a mistake in the settings ends the Job.
+    """A pod that was evicted, told to go or whose node went is replaced without counting; a mistake ends the Job.
 
     Any other failure counts for its index alone, and an index that is given up ends the Job: the rest cannot train
     without it.
@@ -75,6 +77,10 @@ def _job_spec(facts: Facts, pod: Manifest) -> Manifest:
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [_RESTART]},
+                },
                 {
                     "action": "FailJob",
                     "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [_MISTAKE]},

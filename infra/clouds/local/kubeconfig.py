@@ -61,6 +61,17 @@ def only(kubeconfig: Kubeconfig, context: str) -> str:
     return yaml.safe_dump(document, sort_keys=True)
 
 
+def server(kubeconfig: Kubeconfig, context: str) -> str:
+    """The address of the API server that a context leads to; ValueError where the file does not say."""
+    inner = _named(kubeconfig.document, "contexts", context).get("context")
+    cluster = inner.get("cluster") if isinstance(inner, dict) else None
+    found = _named(kubeconfig.document, "clusters", str(cluster)).get("cluster")
+    address = found.get("server") if isinstance(found, dict) else None
+    if not address:
+        raise ValueError(f"{kubeconfig.path} names no server for context {context!r}")
+    return str(address)
+
+
 def _named(document: dict[str, object], kind: str, name: str) -> dict[str, object]:
     items = document.get(kind)
     for item in items if isinstance(items, list) else []:

@@ -58,6 +58,12 @@ OUTPUTS: dict[str, Any] = {
 }
 
 CALLS: dict[str, Any] = {
+    "aws:index/getCallerIdentity:getCallerIdentity": lambda arguments: {
+        "accountId": ACCOUNT,
+        "arn": f"arn:aws:iam::{ACCOUNT}:user/someone",
+        "id": ACCOUNT,
+        "userId": "AIDAEXAMPLE",
+    },
     "aws:ecr/getAuthorizationToken:getAuthorizationToken": lambda arguments: {
         "authorizationToken": "QVdTOnRva2Vu",
         "expiresAt": "2026-11-21T12:00:00Z",

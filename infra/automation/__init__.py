@@ -1,0 +1,7 @@
+"""Preview, up, refresh and destroy of a stack from Python: the only part that talks to Pulumi's Automation API."""
+
+from infra.automation.errors import CancelledError, OperationError
+from infra.automation.outputs import HourlyUsd, StackOutputs
+from infra.automation.stack import Changes, LiveStack
+
+__all__ = ["CancelledError", "Changes", "HourlyUsd", "LiveStack", "OperationError", "StackOutputs"]

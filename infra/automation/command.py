@@ -1,0 +1,123 @@
+"""The engine's verbs on the command line: progress to stderr, the result to stdout, questions on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+
+from infra.automation.display import Display
+from infra.automation.errors import CancelledError, OperationError
+from infra.automation.outputs import StackOutputs
+from infra.automation.stack import Approve, Changes, LiveStack
+from infra.problems import SettingsError
+
+
+def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
+    """Do what the command line says; the exit status."""
+    display = Display()
+    try:
+        _VERBS[arguments.command](arguments, settings, display)
+    except OperationError as error:
+        display.line(f"error: {error}")
+        return error.exit_code
+    except (SettingsError, ValueError) as error:
+        display.line(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        display.line("error: cancelled; nothing was changed")
+        return CancelledError("").exit_code
+    return 0
+
+
+def _open(arguments: argparse.Namespace, display: Display, settings: Mapping[str, str] | None = None) -> LiveStack:
+    pack, rules = getattr(arguments, "policy_pack", None), getattr(arguments, "policy_config", None)
+    if rules and not pack:
+        raise OperationError(f"--policy-config {rules} configures no pack; add --policy-pack")
+    for path in filter(None, (pack, rules)):
+        if not path.exists():
+            raise OperationError(f"{path} does not exist")
+    return LiveStack(
+        arguments.stack,
+        settings,
+        folder=arguments.cwd,
+        display=display,
+        policy_packs=[pack] if pack else [],
+        policy_configs=[rules] if rules else [],
+        secrets_provider=getattr(arguments, "secrets_provider", None),
+    )
+
+
+def _preview(arguments: argparse.Namespace, settings: Mapping[str, str], display: Display) -> None:
+    _changes(_open(arguments, display, settings).preview(), arguments)
+
+
+def _up(arguments: argparse.Namespace, settings: Mapping[str, str], display: Display) -> None:
+    stack = _open(arguments, display, settings)
+    _show(stack.up(None if arguments.yes else _approve(arguments.stack)), arguments, secrets=False)
+
+
+def _refresh(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
+    _changes(_open(arguments, display).refresh(), arguments)
+
+
+def _destroy(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
+    if not arguments.yes:
+        name = _question(f"This takes all resources of stack {arguments.stack} away. Its name, to go on: ")
+        if name != arguments.stack:
+            raise CancelledError(f"{name!r} is not {arguments.stack!r}; nothing was changed")
+    _changes(_open(arguments, display).destroy(), arguments)
+
+
+def _outputs(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
+    _show(_open(arguments, display).outputs(), arguments, secrets=arguments.show_secrets)
+
+
+_VERBS: dict[str, Callable[[argparse.Namespace, Mapping[str, str], Display], None]] = {
+    "preview": _preview,
+    "up": _up,
+    "refresh": _refresh,
+    "destroy": _destroy,
+    "outputs": _outputs,
+}
+
+
+def _approve(stack: str) -> Approve:
+    """Asks about a preview; a preview without changes needs no answer."""
+
+    def ask(changes: Changes) -> bool:
+        if not changes:
+            return True
+        return _question(f"Do this to stack {stack}? [y/N] ").lower() in {"y", "yes"}
+
+    if not sys.stdin.isatty():
+        raise OperationError("nobody can be asked here (no terminal); `--yes` goes on without asking")
+    return ask
+
+
+def _question(text: str) -> str:
+    if not sys.stdin.isatty():
+        raise OperationError("nobody can be asked here (no terminal); `--yes` goes on without asking")
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip()
+
+
+def _changes(changes: Changes, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(changes), indent=2) + "\n")
+
+
+def _show(outputs: StackOutputs, arguments: argparse.Namespace, *, secrets: bool) -> None:
+    values = outputs.shown(secrets=secrets)
+    if arguments.json:
+        sys.stdout.write(json.dumps(values, indent=2) + "\n")
+        return
+    steps = values.pop("next_steps")
+    for key, value in values.items():
+        shown = ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, dict) else value
+        sys.stdout.write(f"{key:<16} {shown}\n")
+    assert isinstance(steps, (list, tuple))
+    sys.stdout.write("".join(["next steps:\n", *(f"  {step}\n" for step in steps)]))

@@ -1,0 +1,20 @@
+"""What stops an operation, told in few lines that end with the command to run next."""
+
+from __future__ import annotations
+
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+
+
+class OperationError(Exception):
+    """An operation that did not happen (`exit_code` 2: mend the input) or did not finish (1: run it again)."""
+
+    def __init__(self, message: str, exit_code: int = USER_ERROR) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
+
+
+class CancelledError(OperationError):
+    """An operation that a person stopped; what it had done is in the state."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, INTERRUPTED)

@@ -1,0 +1,69 @@
+"""What a stack tells about itself once it is up, with types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.automation.errors import OperationError
+
+HIDDEN = "[secret]"
+
+
+@dataclass(frozen=True)
+class HourlyUsd:
+    """USD per hour at `gpu.nodes.desired` and `.max`; spot is None where a spot price is not known."""
+
+    on_demand: float
+    spot: float | None
+    on_demand_at_max: float
+    spot_at_max: float | None
+
+
+@dataclass(frozen=True)
+class StackOutputs:
+    """Outputs of a stack. `kubeconfig` is a secret and is not printed; `job` says run, namespace, kind and name."""
+
+    account: str
+    cluster_name: str
+    kubeconfig: str = field(repr=False)
+    bucket_uri: str
+    checkpoint_uri: str
+    registry: str | None
+    hourly_cost_usd: HourlyUsd
+    next_steps: tuple[str, ...]
+    job: Mapping[str, object]
+
+    def shown(self, *, secrets: bool = False) -> dict[str, object]:
+        """Plain values for printing; the kubeconfig only on request."""
+        values = dataclasses.asdict(self)
+        return values if secrets else {**values, "kubeconfig": HIDDEN}
+
+
+def typed(stack: str, values: Mapping[str, Any]) -> StackOutputs:
+    """Outputs as the engine keeps them, checked; OperationError says which are missing, as after a failed `up`."""
+    names = [item.name for item in dataclasses.fields(StackOutputs)]
+    # An output whose value is nothing, as the registry of a cluster that has none, is not kept.
+    missing = [name for name in names if name not in values and name != "registry"]
+    if missing:
+        what = "has no outputs" if len(missing) == len(names) - 1 else f"has no output {', '.join(missing)}"
+        raise OperationError(f"stack {stack!r} {what}: it is not up; run: python -m infra up --stack {stack}")
+    found = {name: values.get(name) for name in names}
+    return StackOutputs(
+        **{
+            **found,
+            "hourly_cost_usd": _hourly(values["hourly_cost_usd"]),
+            "next_steps": tuple(values["next_steps"]),
+        }
+    )
+
+
+def _hourly(values: Mapping[str, Any]) -> HourlyUsd:
+    return HourlyUsd(
+        on_demand=values["on_demand"],
+        spot=values.get("spot"),
+        on_demand_at_max=values["on_demand_at_max"],
+        spot_at_max=values.get("spot_at_max"),
+    )

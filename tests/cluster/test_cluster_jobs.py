@@ -1,0 +1,186 @@
+"""Jobs on a real control plane: where their pods go, why they wait, how they end and what they leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from cluster_manifests import indexed_job, pod_template
+from cluster_plane import Plane, wait_for
+
+Nodes = Callable[..., list[str]]
+
+
+def pods(plane: Plane, namespace: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plane.get("pods", "--namespace", namespace)
+    return found
+
+
+def condition(item: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((each for each in item.get("status", {}).get("conditions", []) if each["type"] == kind), {})
+
+
+def waiting(plane: Plane, namespace: str) -> list[str]:
+    """What the scheduler says of each pod that it cannot place."""
+    said = [condition(pod, "PodScheduled") for pod in pods(plane, namespace)]
+    return [each.get("message", "") for each in said if each.get("reason") == "Unschedulable"]
+
+
+def bound(plane: Plane, namespace: str) -> dict[str, str]:
+    """The node of each placed pod, by the pod's host name."""
+    specs = [pod["spec"] for pod in pods(plane, namespace)]
+    return {spec["hostname"]: spec["nodeName"] for spec in specs if "nodeName" in spec}
+
+
+def test_an_indexed_job_runs_one_pod_on_each_gpu_node_under_the_names_of_its_indices(
+    plane: Plane, namespace: str, gpu_nodes: Nodes
+) -> None:
+    nodes = gpu_nodes(3)
+    plane.apply(indexed_job(namespace, 3, end="never"))
+    placed = wait_for("three placed pods", lambda: len(found := bound(plane, namespace)) == 3 and found)
+    assert sorted(placed) == ["train-0", "train-1", "train-2"], "rendezvous looks for pod 0 under this name"
+    assert sorted(placed.values()) == nodes, "eight GPUs each: no two pods fit on one node"
+
+
+def test_the_headless_service_knows_every_pod_by_its_host_name(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(2)
+    plane.apply(indexed_job(namespace, 2, end="never"))
+
+    def known() -> bool:
+        slices = plane.get("endpointslices", "--namespace", namespace)
+        names = {each.get("hostname") for item in slices for each in item.get("endpoints") or []}
+        return names == {"train-0", "train-1"}
+
+    wait_for("endpoints train-0 and train-1", known)
+
+
+def test_a_job_whose_pods_succeed_is_complete(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(2)
+    plane.apply(indexed_job(namespace, 2))
+    job = wait_for("completed job", lambda: done(plane, namespace, "Complete"))
+    assert job["status"]["succeeded"] == 2
+
+
+def test_a_job_fails_at_once_on_the_exit_code_that_means_a_users_error(
+    plane: Plane, namespace: str, gpu_nodes: Nodes
+) -> None:
+    gpu_nodes(2)
+    plane.apply(indexed_job(namespace, 2, end="Failed", **{"exit-code": "2"}))
+    job = wait_for("failed job", lambda: done(plane, namespace, "Failed"))
+    assert condition(job, "Failed")["reason"] == "PodFailurePolicy", "a retry of a user's error wastes the cluster"
+
+
+def done(plane: Plane, namespace: str, kind: str) -> dict[str, Any] | None:
+    job: dict[str, Any] = plane.get("job", "train", "--namespace", namespace)
+    return job if condition(job, kind).get("status") == "True" else None
+
+
+def test_a_failed_pod_is_replaced(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(1)
+    plane.apply(indexed_job(namespace, 1, end="Failed", **{"exit-code": "1"}))
+    first = wait_for("first pod", lambda: [pod["metadata"]["uid"] for pod in pods(plane, namespace)])
+    later = lambda: {pod["metadata"]["uid"] for pod in pods(plane, namespace)} - set(first)  # noqa: E731
+    wait_for("replacement", later)
+    assert not condition(plane.get("job", "train", "--namespace", namespace), "Failed")
+
+
+def test_pods_beyond_the_gpu_nodes_wait_for_gpus(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(2)
+    plane.apply(indexed_job(namespace, 3, end="never"))
+    (said,) = wait_for("one waiting pod", lambda: len(found := waiting(plane, namespace)) == 1 and found)
+    assert "2 Insufficient nvidia.com/gpu" in said
+
+
+def test_a_waiting_pod_runs_when_a_node_comes(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(1)
+    plane.apply(indexed_job(namespace, 2, end="never"))
+    wait_for("one waiting pod", lambda: len(waiting(plane, namespace)) == 1)
+    gpu_nodes(1)
+    wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2)
+
+
+def test_a_pod_without_the_toleration_waits_because_of_the_taint(
+    plane: Plane, namespace: str, gpu_nodes: Nodes
+) -> None:
+    gpu_nodes(1)
+    service, job = indexed_job(namespace, 1)
+    del job["spec"]["template"]["spec"]["tolerations"]
+    plane.apply([service, job])
+    (said,) = wait_for("waiting pod", lambda: waiting(plane, namespace))
+    assert "untolerated taint" in said
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused_by_its_name(plane: Plane, namespace: str) -> None:
+    _service, job = indexed_job(namespace, 1)
+    job["spec"]["template"]["spec"]["tolerance"] = []
+    assert ".spec.template.spec.tolerance" in plane.refusal(job)
+
+
+def test_a_value_that_is_no_legal_one_is_refused(plane: Plane, namespace: str) -> None:
+    _service, job = indexed_job(namespace, 1)
+    job["spec"]["completionMode"] = "Ordered"
+    assert 'spec.completionMode: Unsupported value: "Ordered"' in plane.refusal(job)
+
+
+def test_a_jobs_template_cannot_be_changed_in_place(plane: Plane, namespace: str) -> None:
+    _service, job = indexed_job(namespace, 1)
+    plane.apply([job])
+    job["spec"]["template"]["spec"]["containers"][0]["image"] = "trainer:other"
+    assert "field is immutable" in plane.refusal(job), "the product names a job by its spec because of this"
+
+
+def test_a_pod_that_breaks_the_restricted_level_is_refused(plane: Plane, namespace: str) -> None:
+    template = pod_template()
+    template["spec"]["hostNetwork"] = True
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad", "namespace": namespace}, **spec_of(template)}
+    said = plane.refusal(pod)
+    assert 'violates PodSecurity "restricted:latest"' in said
+    assert "hostNetwork=true" in said
+
+
+def spec_of(template: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": template["spec"]}
+
+
+def test_a_quota_of_gpus_holds_back_the_pods_beyond_it(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(2)
+    quota = {"hard": {"requests.nvidia.com/gpu": "8"}}
+    meta = {"name": "gpus", "namespace": namespace}
+    plane.apply([{"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": quota}])
+    plane.apply(indexed_job(namespace, 2, end="never"))
+    events = lambda: [  # noqa: E731
+        event["message"]
+        for event in plane.get("events", "--namespace", namespace)
+        if event["reason"] == "FailedCreate" and "exceeded quota: gpus" in event["message"]
+    ]
+    wait_for("refusal by the quota", events)
+    assert len(pods(plane, namespace)) == 1
+
+
+def test_a_disruption_budget_refuses_the_eviction_of_a_training_pod(
+    plane: Plane, namespace: str, gpu_nodes: Nodes
+) -> None:
+    gpu_nodes(2)
+    meta = {"name": "train", "namespace": namespace}
+    spec = {"minAvailable": 2, "selector": {"matchLabels": {"job": "train"}}}
+    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
+    plane.apply([budget, *indexed_job(namespace, 2, end="never")])
+    wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2)
+    healthy = lambda: plane.get("pdb", "train", "--namespace", namespace)["status"].get("currentHealthy")  # noqa: E731
+    wait_for("budget that counts both", lambda: healthy() == 2)
+    name = pods(plane, namespace)[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+    done = plane.kubectl("create", "--raw", path, "--filename=-", check=False, input=json.dumps(eviction))
+    assert done.returncode != 0
+    assert "disruption budget" in done.stderr
+
+
+def test_deleting_a_job_deletes_its_pods(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:
+    gpu_nodes(2)
+    plane.apply(indexed_job(namespace, 2, end="never"))
+    wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2)
+    plane.kubectl("delete", "job/train", "service/train", "--namespace", namespace)
+    wait_for("empty namespace", lambda: pods(plane, namespace) == [])
+    assert plane.get("jobs,services,endpointslices", "--namespace", namespace) == []

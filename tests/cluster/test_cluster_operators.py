@@ -1,0 +1,97 @@
+"""PyTorchJob and TrainJob through the operators that the product installs, with their own webhooks and rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cluster_manifests import pytorchjob, trainjob
+from cluster_operators import JOBSET, PYTORCHJOB, TRAINER, Operator
+from cluster_plane import Plane, wait_for
+from test_cluster_jobs import condition, pods
+
+Install = Callable[[Operator], None]
+Nodes = Callable[..., list[str]]
+
+
+@pytest.fixture
+def training_operator(operators: Install) -> None:
+    operators(PYTORCHJOB)
+
+
+@pytest.fixture
+def trainer(operators: Install) -> None:
+    operators(JOBSET)
+    operators(TRAINER)
+
+
+def environment(pod: dict[str, Any], container: str) -> dict[str, str]:
+    (found,) = (each for each in pod["spec"]["containers"] if each["name"] == container)
+    return {each["name"]: each.get("value", "") for each in found.get("env", [])}
+
+
+def finished(plane: Plane, kind: str, namespace: str, condition_type: str) -> bool:
+    return condition(plane.get(kind, "train", "--namespace", namespace), condition_type).get("status") == "True"
+
+
+def test_the_training_operator_tells_torchrun_of_the_nodes_and_the_processes(
+    plane: Plane, namespace: str, gpu_nodes: Nodes, training_operator: None
+) -> None:
+    gpu_nodes(2)
+    plane.apply([pytorchjob(namespace, 2, end="never")])
+    found = wait_for("two pods", lambda: len(seen := pods(plane, namespace)) == 2 and seen)
+    for pod in found:
+        given = environment(pod, "pytorch")
+        assert given["PET_NNODES"] == "1:2", "elastic from one node to two"
+        assert given["PET_NPROC_PER_NODE"] == "8"
+        assert given["PET_RDZV_BACKEND"] == "c10d"
+        assert given["PET_RDZV_ENDPOINT"] == "train-worker-0:23456"
+
+
+def test_a_pytorchjob_is_placed_on_the_gpu_nodes_and_succeeds(
+    plane: Plane, namespace: str, gpu_nodes: Nodes, training_operator: None
+) -> None:
+    nodes = gpu_nodes(2)
+    plane.apply([pytorchjob(namespace, 2, seconds="3s")])
+    placed = lambda: sorted(pod["spec"].get("nodeName", "") for pod in pods(plane, namespace))  # noqa: E731
+    wait_for(f"one pod on each of {nodes}", lambda: placed() == nodes)
+    wait_for("succeeded PyTorchJob", lambda: finished(plane, "pytorchjob", namespace, "Succeeded"))
+
+
+def test_a_pytorchjob_whose_container_is_not_called_pytorch_is_denied(
+    plane: Plane, namespace: str, training_operator: None
+) -> None:
+    said = plane.refusal(pytorchjob(namespace, 2, container="trainer"))
+    assert "validator.pytorchjob.training-operator.kubeflow.org" in said
+    assert "must have at least one container with name pytorch" in said
+
+
+def test_a_field_that_a_pytorchjob_does_not_have_is_refused(
+    plane: Plane, namespace: str, training_operator: None
+) -> None:
+    job = pytorchjob(namespace, 2)
+    job["spec"]["elasticPolicy"]["maxRestart"] = 3
+    # kubectl checks it itself where the server does not publish the new kind yet, and says it in other words.
+    assert "maxRestart" in plane.refusal(job)
+
+
+def test_a_trainjob_becomes_a_jobset_and_completes_on_the_gpu_nodes(
+    plane: Plane, namespace: str, gpu_nodes: Nodes, trainer: None
+) -> None:
+    nodes = gpu_nodes(2)
+    plane.apply(trainjob(namespace, 2, seconds="3s"))
+    found = wait_for("two pods", lambda: len(seen := pods(plane, namespace)) == 2 and seen)
+    given = environment(found[0], "node")
+    assert given["PET_NNODES"] == "2"
+    assert given["PET_NPROC_PER_NODE"] == "8"
+    placed = lambda: sorted(pod["spec"].get("nodeName", "") for pod in pods(plane, namespace))  # noqa: E731
+    wait_for(f"one pod on each of {nodes}", lambda: placed() == nodes)
+    wait_for("completed TrainJob", lambda: finished(plane, "trainjob", namespace, "Complete"))
+
+
+def test_a_trainjob_of_no_known_runtime_is_denied(plane: Plane, namespace: str, trainer: None) -> None:
+    _runtime, job = trainjob(namespace, 2)
+    job["spec"]["runtimeRef"]["name"] = "none-of-these"
+    said = plane.refusal(job)
+    assert "validator.trainjob.trainer.kubeflow.org" in said

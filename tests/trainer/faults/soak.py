@@ -1,0 +1,76 @@
+"""`make soak`: a hundred kills of runs of one to four processes, and a table of what they cost.
+
+Arguments: the number of kills (100) and the first seed (1). Exit code 1 if a sample was repeated or skipped, or a loss
+is not that of the run that nobody killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
+
+from killed import CHANGES, KILLS_PER_RUN, Story, killed_run  # noqa: E402  # after the path
+from machines import Machines, Zygote, result_of  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+WORLDS: dict[str, list[int]] = {"1": [1], "2": [2], "3": [3], "4": [4], "mixed": [2, 1, 4, 3]}
+CLOSE = 2e-3  # another number of processes sums in another order
+
+
+def main() -> int:
+    """Runs of all kinds in turn until all kills have happened."""
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    console, zygote = Console(stderr=True), Zygote()
+    told: dict[str, list[Story]] = {name: [] for name in WORLDS}
+    expected: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def machines() -> Machines:
+            return Machines(zygote, Path(tempfile.mkdtemp(dir=scratch)), CHANGES)
+
+        for world in (1, 2, 3, 4):
+            undisturbed = machines().start(world)
+            assert undisturbed.wait() == [0] * world
+            expected[world] = result_of(undisturbed)["loss"]
+        done, names = 0, list(WORLDS)
+        while done < kills:
+            name = names[sum(map(len, told.values())) % len(names)]
+            story = killed_run(machines(), WORLDS[name], min(KILLS_PER_RUN, kills - done), seed)
+            seed += 1
+            done += story.kills
+            told[name].append(story)
+            console.print(f"{done} of {kills} kills; {name} processes, {len(story.attempts)} starts", highlight=False)
+        table, good = tabulated(told, expected)
+    Console().print(table)
+    zygote.close()
+    return 0 if good else 1
+
+
+def tabulated(told: dict[str, list[Story]], expected: dict[int, float]) -> tuple[Table, bool]:
+    """One row per kind of run, and whether all is as it must be."""
+    table, good = Table(title="kill -9 of a random process at a random moment"), True
+    for column in ("processes", "runs", "kills", "resumes", "steps lost at most", "samples repeated or skipped"):
+        table.add_column(column, justify="right")
+    table.add_column("final loss")
+    for name, stories in told.items():
+        wrong = sum(story.misplaced_samples() for story in stories)
+        losses = {story.result["loss"] for story in stories}
+        wanted = expected[WORLDS[name][-1]]
+        exact = losses <= {wanted}
+        near = all(abs(loss - wanted) < CLOSE for loss in losses)
+        good &= wrong == 0 and (exact if name != "mixed" else near)
+        verdict = "equal" if exact else f"within {max(abs(loss - wanted) for loss in losses):.1e}"
+        counts = (len(stories), sum(s.kills for s in stories), sum(s.resumes for s in stories))
+        lost = max((step for s in stories for step in s.steps_lost), default=0)
+        table.add_row(name, *map(str, counts), str(lost), str(wrong), verdict)
+    return table, good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

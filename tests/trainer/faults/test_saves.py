@@ -1,0 +1,276 @@
+"""Saves in the background: when they come, what a failure of one means, and what is done with a damaged one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from machines import Machines
+from small_jobs import after, alone, checkpointer, config_of, full_weights, main_here, same, steps
+
+from trainer.checkpoint import Progress, Saver, open_store
+from trainer.checkpoint.files import BLOCK_BYTES, FileSum
+from trainer.checkpoint.manager import milestones
+from trainer.checkpoint.snapshot import Snapshot
+from trainer.config import CheckpointConfig
+from trainer.job import build_job
+
+BY_STEPS = {"checkpoint.every_minutes": 0, "metrics.log_every": 1}
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+
+
+def complete(folder: Path) -> list[int]:
+    return open_store(str(folder), "a").complete_steps()
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with alone(config) as runtime:
+        job = build_job(config, runtime)
+        steps(job, 5)
+        expected = full_weights(job)
+        saver = Saver(checkpointer(job), config.checkpoint, lambda *_, **__: None)
+        saver.start(after(config, 5))
+        steps(job, 5, after(config, 5))  # changes the weights while the save is under way or before it began to write
+        saver.settle()
+        other = build_job(config, runtime)
+        assert checkpointer(other).restore(5) == after(config, 5)
+        assert same(full_weights(other), expected) == [], "weights of a later step are in the checkpoint"
+
+
+def test_a_process_without_memory_for_a_copy_saves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Snapshot, "take", none_left)
+    assert main_here(tmp_path, "train", "--checkpoint.every-steps=1", "--checkpoint.keep=9") == 0
+    assert complete(tmp_path)[-1] == 4
+    assert len(complete(tmp_path)) > 1
+    assert caplog.text.count("too little memory for a copy of the state") == 1
+
+
+def test_one_save_is_under_way_at_a_time_and_those_that_are_due_wait(machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 40, "checkpoint.every_steps": 1, "checkpoint.keep": 100}
+    slow = machines.start(2, {1: {"kind": "slow_writes", "seconds": 0.0002}})
+    assert slow.wait() == [0, 0], slow.log.read_text()[-3000:]
+    saves = [e for e in slow.events() if e["event"] == "checkpoint"]
+    assert complete(machines.folder) == [e["step"] for e in saves]
+    assert 2 <= len(saves) < 40, "every step was saved, so none waited for another"
+    assert saves[-1]["step"] == 40
+
+
+def test_a_run_that_saves_in_the_background_is_the_run_that_does_not(machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 12, "checkpoint.every_steps": 2}
+    found = {}
+    for way in (True, False):
+        found[way] = machines.finished(2, train__run=f"a-{way}".lower(), checkpoint__asynchronous=way)
+    assert found[True]["loss"] == found[False]["loss"]
+
+
+def test_saves_come_by_the_clock(machines: Machines) -> None:
+    machines.changes = {"train.steps": 60, "checkpoint.every_minutes": 0.005, "checkpoint.keep": 100}
+    slow = {rank: {"kind": "slow_steps", "seconds": 0.05} for rank in range(2)}
+    timed = machines.start(2, slow)
+    assert timed.wait() == [0, 0]
+    saves = [e["step"] for e in timed.events() if e["event"] == "checkpoint"]
+    assert 3 <= len(saves) < 60, f"60 steps of at least 0.05 s with a save every 0.3 s: {saves}"
+
+
+def test_without_an_interval_only_the_end_is_saved(tmp_path: Path) -> None:
+    assert main_here(tmp_path, "train", "--checkpoint.every-minutes=0") == 0
+    assert complete(tmp_path) == [4]
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_milestones_are_the_first_saves_from_each_multiple_on() -> None:
+    assert milestones([3, 9, 12, 20, 21, 35, 40], 10) == {12, 20, 35, 40}
+    assert milestones([10, 20], 10) == {10, 20}
+    assert milestones([5, 15], 0) == set()
+
+
+def test_milestones_stay_while_others_go(tmp_path: Path) -> None:
+    every = ["--checkpoint.every-steps=1", "--checkpoint.asynchronous=false", "--checkpoint.keep=1"]
+    assert main_here(tmp_path, "train", "--train.steps=10", "--checkpoint.keep-every-steps=4", *every) == 0
+    assert complete(tmp_path) == [4, 8, 10]
+
+
+# --- saves that fail -------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_and_the_run_goes_on_without_that_save(machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 12, "checkpoint.every_steps": 4}
+    run = machines.start(2, {1: {"kind": "full_disk", "first": 1, "last": 2}})
+    assert run.wait() == [0, 0], run.log.read_text()[-3000:]
+    failed = [e for e in run.events() if e["event"] == "checkpoint_failed"]
+    assert [e["failures"] for e in failed] == [1, 2]
+    assert "No space left on device" in failed[0]["error"]
+    assert "choose another --checkpoint.uri" in failed[0]["error"]
+    assert [e["step"] for e in run.events() if e["event"] == "checkpoint"] == [12]
+    assert complete(machines.folder) == [12]
+    folder = machines.folder / "a" / "checkpoints"
+    assert [p.name for p in folder.iterdir()] == ["step_0000000012"], "what a failed save wrote fills the disk further"
+
+
+def test_too_many_failures_in_a_row_end_the_run_with_one_line(machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 40, "checkpoint.every_steps": 4, "checkpoint.max_failures": 2}
+    run = machines.start(2, {0: {"kind": "full_disk", "first": 1, "last": 99}})
+    assert run.wait(help_along=False) == [2, 2], run.log.read_text()[-3000:]
+    (line,) = [text for text in run.log.read_text().splitlines() if text.startswith("error: ")]
+    assert "2 saves in a row have failed (checkpoint.max_failures 2)" in line
+    assert max(e["step"] for e in run.events() if e["event"] == "train") < 40, "it went on as if nothing had happened"
+
+
+def test_the_last_save_is_tried_again(machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 4}
+    run = machines.start(1, {0: {"kind": "full_disk", "first": 1, "last": 2}})
+    assert run.wait() == [0], run.log.read_text()[-3000:]
+    assert complete(machines.folder) == [4]
+
+
+def test_a_failed_save_is_due_again_before_the_interval_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path)
+    now = [1000.0]
+    module = sys.modules[Saver.__module__]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with alone(config) as runtime:
+        store = checkpointer(build_job(config, runtime))
+        monkeypatch.setattr(store, "write", lambda *_: (_ for _ in ()).throw(module.SaveFailedError("no")))
+        saver = Saver(store, CheckpointConfig(every_minutes=30), lambda *_, **__: None)
+        assert not saver.due
+        saver.start(Progress(1, 48))
+        saver.settle()
+        assert not saver.due, "at once it would fail again"
+        now[0] += 61
+        assert saver.due, "a save that failed must not wait for half an hour"
+
+
+# --- damaged checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    often = ["--checkpoint.every-steps=2", "--checkpoint.asynchronous=false"]
+    assert main_here(folder, "train", *often) == 0
+    assert complete(folder) == [2, 4]
+    return folder
+
+
+def flip_a_bit(step: Path) -> None:
+    """In the middle of the largest tensor file, where no structure is: only a checksum sees it."""
+    file = max(step.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def cut(name: str) -> Any:
+    return lambda step: (step / name).write_bytes((step / name).read_bytes()[:10])
+
+
+def without_checksums(step: Path) -> None:
+    marker = json.loads((step / "COMPLETE.json").read_text())
+    del marker["files"]
+    (step / "COMPLETE.json").write_text(json.dumps(marker))
+
+
+DAMAGE = {
+    "a flipped bit": flip_a_bit,
+    "a missing file": lambda step: next(step.glob("*.distcp")).unlink(),
+    "cut metadata": cut(".metadata"),
+    "a cut marker": cut("COMPLETE.json"),
+    "a marker without checksums": without_checksums,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+    damage: str, two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_checkpoints / "a", tmp_path / "a")
+    DAMAGE[damage](tmp_path / "a" / "checkpoints" / "step_0000000004")
+    capsys.readouterr()
+    assert main_here(tmp_path, "train") == 0
+    told = events(capsys)
+    assert [e["step"] for e in told if e["event"] == "resume"] == [2]
+    (warning,) = [e["text"] for e in told if e["event"] == "warning"]
+    assert str(tmp_path / "a" / "checkpoints" / "step_0000000004") in warning
+    assert "going on from the checkpoint before it" in warning
+    whole = json.loads((two_checkpoints / "a" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert next(e for e in told if e["event"] == "result")["loss"] == whole["loss"]
+    assert main_here(tmp_path, "evaluate") == 0, "the damaged checkpoint was to be replaced by the save of its step"
+
+
+def test_a_flipped_bit_in_one_process_s_share_turns_all_of_them_back(two_checkpoints: Path, machines: Machines) -> None:
+    machines.changes = BY_STEPS | {"train.steps": 6, "checkpoint.every_steps": 3, "checkpoint.asynchronous": False}
+    machines.finished(2)
+    file = machines.folder / "a" / "checkpoints" / "step_0000000006" / "__1_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    run = machines.start(2, train__steps=7)
+    assert run.wait() == [0, 0], run.log.read_text()[-3000:]
+    assert run.resumed_at() == 3
+
+
+def test_two_damaged_checkpoints_are_told_in_one_line(
+    two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_checkpoints / "a", tmp_path / "a")
+    for step in (tmp_path / "a" / "checkpoints").iterdir():
+        flip_a_bit(step)
+    capsys.readouterr()
+    assert main_here(tmp_path, "train") == 2
+    message = capsys.readouterr().err
+    assert "step_0000000004" in message
+    assert "nor can the 1 before it" in message
+    assert message.count("\n") == 1, message
+
+
+def test_a_checksum_covers_every_block(tmp_path: Path) -> None:
+    from fsspec.implementations.local import LocalFileSystem
+
+    from trainer.checkpoint.files import CheckedFiles, DamagedFileError
+
+    data = torch.arange(BLOCK_BYTES // 4 + 1000, dtype=torch.int32).numpy().tobytes()
+    writing = CheckedFiles(LocalFileSystem(), 1)
+    path = str(tmp_path / "x")
+    with writing.create_stream(path, "wb") as stream:
+        stream.write(data)
+    assert writing.written["x"].size == len(data)
+    assert len(writing.written["x"].crcs) == 2
+    expected = {"x": FileSum.from_json(json.loads(json.dumps(writing.written["x"].to_json())))}
+    with CheckedFiles(LocalFileSystem(), 1, expected).create_stream(path, "rb") as stream:
+        assert stream.read() == data
+    for where in (0, BLOCK_BYTES - 1, BLOCK_BYTES, len(data) - 1):
+        spoiled = bytearray(data)
+        spoiled[where] ^= 128
+        (tmp_path / "x").write_bytes(spoiled)
+        reading = CheckedFiles(LocalFileSystem(), 1, expected).create_stream(path, "rb")
+        with reading as stream, pytest.raises(DamagedFileError, match="x is damaged between bytes"):
+            stream.read()
+
+
+def test_a_refused_configuration_is_no_damage(
+    two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_checkpoints / "a", tmp_path / "a")
+    assert main_here(tmp_path, "train", changes={"data.seed": 2}) == 2, "going back to an older one would not help"
+    assert "was made with data.seed" in capsys.readouterr().err

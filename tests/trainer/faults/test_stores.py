@@ -1,0 +1,170 @@
+"""Checkpoints in the three clouds' object stores, which stumble: requests are made again, and nothing half-written
+counts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import fsspec
+import pytest
+from azure.storage.blob._shared.policies_async import ExponentialRetry
+from small_jobs import main_here
+from stores import SERVERS, Bucket
+from unreliable import Proxy, Trouble
+
+from trainer import train
+from trainer.checkpoint import files, open_store
+from trainer.checkpoint.files import StoreUnavailableError
+from trainer.config import CheckpointConfig
+
+QUICK = {"checkpoint.request_timeout_seconds": 1, "checkpoint.attempts": 4, "checkpoint.every_minutes": 0}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    with SERVERS[request.param]() as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A folder of its own in that server's bucket."""
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    # Azure's client waits 15 s before its first retry, and longer before the others.
+    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda *_: 0.05)
+    server.proxy.trouble = None
+    server.proxy.log.clear()
+    folder = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    with ExitStack() as stack:
+        for protocol in ("s3", "gs", "abfs"):
+            kind = fsspec.get_filesystem_class(protocol)
+            kind.clear_instance_cache()
+            stack.callback(kind.clear_instance_cache)
+        yield Bucket(f"{server.uri}/{folder}", server.environ, server.proxy)
+
+
+class Runs:
+    """Runs of the trainer in this process, against a bucket."""
+
+    def __init__(self, bucket: Bucket, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        self.bucket, self._tmp, self._capsys = bucket, tmp_path, capsys
+
+    def train(self, steps: int, uri: str | None = None, **changes: Any) -> list[dict[str, Any]]:
+        """Events of `train --train.steps STEPS`, which must succeed."""
+        tree = QUICK | {"checkpoint.uri": uri or self.bucket.uri, "metrics.dir": str(self._tmp / "logs")}
+        tree |= {name.replace("__", "."): value for name, value in changes.items()}
+        self._capsys.readouterr()
+        code = main_here(self._tmp, "train", f"--train.steps={steps}", changes=tree)
+        out, err = self._capsys.readouterr()
+        assert code == 0, err
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+    def complete(self) -> list[int]:
+        return open_store(self.bucket.uri, "a", CheckpointConfig(request_timeout_seconds=5)).complete_steps()
+
+
+@pytest.fixture
+def runs(bucket: Bucket, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> Runs:
+    return Runs(bucket, tmp_path, capsys)
+
+
+def loss(events: list[dict[str, Any]]) -> float:
+    return next(e["loss"] for e in events if e["event"] == "result")
+
+
+def test_a_run_saves_lists_resumes_and_keeps_what_it_should(runs: Runs, tmp_path: Any) -> None:
+    whole = loss(runs.train(8, str(tmp_path / "local")))
+    runs.train(5, checkpoint__every_steps=1, checkpoint__asynchronous=False)
+    assert runs.complete() == [4, 5], "checkpoint.keep is 2"
+    again = runs.train(8)
+    assert [e["step"] for e in again if e["event"] == "resume"] == [5]
+    assert loss(again) == whole, "the store changed the run"
+    assert runs.complete() == [5, 8]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble("500", 3),
+        Trouble("503", 3),  # what S3 says when it wants fewer requests
+        Trouble("429", 3),  # what Google Cloud Storage says then
+        Trouble("silent", 2, ("PUT", "POST")),
+        Trouble("cut", 3, ("PUT", "POST")),
+        Trouble("500", 25, ("PUT", "POST")),  # more than the clients themselves put up with
+    ],
+    ids=lambda t: f"{t.kind}-x{t.times}",
+)
+def test_a_save_gets_through_trouble(trouble: Trouble, runs: Runs) -> None:
+    if trouble.times > 10 and "s3" not in runs.bucket.uri:
+        pytest.skip("the same code of ours for all stores, and these clients alone would wait for minutes")
+    runs.bucket.proxy.trouble = Trouble(trouble.kind, trouble.times, trouble.methods)
+    runs.train(4, checkpoint__attempts=10)
+    assert runs.bucket.proxy.met() >= min(trouble.times, 2), "the trouble never came"
+    runs.bucket.proxy.trouble = None
+    assert runs.complete() == [4]
+    assert [e["step"] for e in runs.train(5) if e["event"] == "resume"] == [4]
+
+
+@pytest.mark.parametrize("kind", ["500", "silent", "cut_answer"])
+def test_a_resume_gets_through_trouble(kind: str, runs: Runs) -> None:
+    runs.train(4)
+    runs.bucket.proxy.trouble = Trouble(kind, 2, ("GET",))
+    events = runs.train(6, checkpoint__attempts=10)
+    assert runs.bucket.proxy.met() == 2
+    assert [e["step"] for e in events if e["event"] == "resume"] == [4], "trouble on the way is no damage"
+
+
+def test_an_outage_during_saves_costs_those_saves_and_not_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = runs.bucket.proxy
+    proxy.trouble = Trouble("500", 10_000, ("PUT", "POST"))
+    monkeypatch.setattr(train.Run, "_step", lifted_before(proxy, step=5))
+    events = runs.train(
+        6, checkpoint__every_steps=2, checkpoint__asynchronous=False, checkpoint__attempts=1, checkpoint__max_failures=9
+    )
+    assert [e["step"] for e in events if e["event"] == "checkpoint_failed"] == [2, 4]
+    assert runs.complete() == [6], "nothing half-written may count, and nothing of it may stay"
+
+
+def lifted_before(proxy: Proxy, step: int) -> Any:
+    """Training as it is, with an end of all trouble before `step`."""
+    original = train.Run._step
+
+    def with_end(self: Any, *arguments: Any) -> None:
+        if self.progress.step == step - 1:
+            proxy.trouble = None
+        original(self, *arguments)
+
+    return with_end
+
+
+def asked(bucket: Bucket, attempts: int, seconds: int) -> str:
+    """What a store that is ill is told about in the end."""
+    bucket.proxy.log.clear()
+    config = CheckpointConfig(attempts=attempts, request_timeout_seconds=seconds)
+    with pytest.raises(StoreUnavailableError) as caught:
+        open_store(bucket.uri, "a", config).commit(1, {})
+    return str(caught.value)
+
+
+def test_a_store_that_stays_ill_is_given_up_after_so_many_attempts(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.random, "uniform", lambda *_: 0.01)
+    bucket.proxy.trouble = Trouble("501", 10_000)  # which no client retries by itself
+    message = asked(bucket, attempts=3, seconds=5)
+    assert "failed 3 times" in message
+    assert bucket.proxy.met() >= 3
+
+
+def test_a_silent_store_is_given_up_after_its_time(bucket: Bucket) -> None:
+    if "gs" in bucket.uri:
+        pytest.skip("gcsfs asks six times by itself before it tells anybody, which takes minutes")
+    bucket.proxy.trouble = Trouble("silent", 10_000)
+    began = time.monotonic()
+    asked(bucket, attempts=1, seconds=1)
+    assert bucket.proxy.met() / 3 < time.monotonic() - began, "it waited for the answers, which take 3 s each"

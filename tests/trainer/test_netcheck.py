@@ -1,0 +1,192 @@
+"""The network check measures what it says, fails where it should with 1, and never hangs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_jobs import bounded, torch_as_it_was, trainer
+
+from trainer import netbench, netcheck
+from trainer.cli import main
+
+
+def check(*options: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    """`trainer launch netcheck` on CPUs."""
+    return trainer("launch", "--nproc", str(processes), "netcheck", "--device", "cpu", "--iterations", "3", *options)
+
+
+def result(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def three() -> subprocess.CompletedProcess[str]:
+    """A check of three processes with an odd number of MiB, which three do not share equally."""
+    return check("--sizes-mib", "2,1", processes=3)
+
+
+def test_both_operations_are_measured_at_every_size(three: subprocess.CompletedProcess[str]) -> None:
+    assert three.returncode == 0, three.stderr
+    assert three.stderr == "", "libraries chatter"
+    found = result(three)
+    assert (found["ok"], found["backend"], found["processes"], found["failures"]) == (True, "gloo", 3, [])
+    seen = [(item["size_mib"], item["operation"]) for item in found["measured"]]
+    assert seen == [(1, "all_to_all"), (1, "all_reduce"), (2, "all_to_all"), (2, "all_reduce")]
+    assert "GB/s" in three.stdout.splitlines()[2], "no table for people"
+
+
+def test_bandwidths_follow_the_definitions_of_nccl_tests(three: subprocess.CompletedProcess[str]) -> None:
+    for item in result(three)["measured"]:
+        size = item["size_mib"] * 2**20 // 12 * 12
+        assert item["algorithm_gb_per_s"] == pytest.approx(size / item["seconds"] / 1e9)
+        factor = 4 / 3 if item["operation"] == "all_reduce" else 2 / 3
+        assert item["bus_gb_per_s"] == pytest.approx(item["algorithm_gb_per_s"] * factor)
+
+
+def test_a_network_below_the_minimum_fails_and_names_the_slowest_host() -> None:
+    ended = check("--sizes-mib", "1,2", "--min-gb-per-s", "100000")
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1, f"one line, from one process: {ended.stderr}"
+    for operation in ("all_to_all", "all_reduce"):
+        assert f"{operation} of 2 MiB reached" in ended.stderr
+    assert "of 1 MiB" not in ended.stderr, "small sizes are bound by latency, not by the network"
+    assert "below --min-gb-per-s 100000; slowest: rank" in ended.stderr
+    assert result(ended)["ok"] is False
+
+
+def test_a_network_above_the_minimum_passes() -> None:
+    ended = check("--sizes-mib", "1", "--min-gb-per-s", "0.000001")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_gloo_is_never_the_expected_fabric() -> None:
+    ended = check("--expect-log", "NET/OFI Selected provider is efa")
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "error: backend is gloo, the fabric that --expect-log 'NET/OFI Selected provider is efa' means was not used\n"
+    )
+
+
+def test_one_process_says_that_there_is_no_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    with torch_as_it_was():
+        assert main(["netcheck", "--device", "cpu"]) == 0
+    note, last = capsys.readouterr().out.splitlines()
+    assert "there is no peer to measure" in note
+    assert json.loads(last)["measured"] == []
+
+
+def test_a_process_that_never_comes_ends_the_check_in_time(tmp_path: Path) -> None:
+    script = tmp_path / "half.py"
+    script.write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    sys.exit(subprocess.call([sys.executable, '-m', 'trainer', 'netcheck', '--timeout-s', '8']))\n"
+        "sys.stdin.read()\n"
+        "import time; time.sleep(100)\n"
+    )
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    ended = bounded([sys.executable, *launcher, str(script)], 90)
+    assert ended.returncode != 0
+    assert "error: netcheck did not finish within --timeout-s 8, while starting the process group" in ended.stderr
+
+
+@pytest.mark.parametrize("operation", ["all_to_all", "all_reduce"])
+def test_wrong_numbers_are_seen(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+    with torch_as_it_was():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert netbench._check(operation, 1_000, runtime)
+        assert netbench.measure(operation, 1, 1, runtime).wrong is None
+        name = "all_to_all_single" if operation == "all_to_all" else "all_reduce"
+        right = getattr(dist, name)
+
+        def corrupting(target: torch.Tensor, *others: Any) -> None:
+            right(target, *others)
+            target[777] += 1
+
+        monkeypatch.setattr(dist, name, corrupting)
+        assert not netbench._check(operation, 1_000, runtime)
+        wrong = netbench.measure(operation, 1, 1, runtime).wrong
+    assert wrong is not None
+    assert f"{operation} of 1 MiB gave wrong numbers in rank 0 on" in wrong
+
+
+def logged(text: str | None, expected: str, folder: Path) -> list[str]:
+    """What is wrong with NCCL's log of a single process."""
+    runtime: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
+    log = folder / "nccl.log"
+    if text is not None:
+        log.write_text(text)
+    with torch_as_it_was():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return netcheck._missing_log(expected, runtime, log)
+
+
+SOCKET = "vm:12:12 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\nvm:12:12 [0] NCCL INFO Using network Socket\n"
+
+
+def test_a_log_with_the_expected_fabric_passes(tmp_path: Path) -> None:
+    assert (
+        logged("vm:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n", "provider is efa", tmp_path)
+        == []
+    )
+
+
+def test_a_silent_fall_back_to_tcp_is_told_with_what_was_used(tmp_path: Path) -> None:
+    (failure,) = logged(SOCKET, "NET/IB", tmp_path)
+    assert "NCCL's log lacks --expect-log 'NET/IB' in 1 of 1 processes, first rank 0 on" in failure
+    assert "it says 'NET/Socket : Using [0]eth0:10.0.0.4<0>'" in failure
+
+
+def test_a_log_that_was_not_written_is_told(tmp_path: Path) -> None:
+    (failure,) = logged(None, "NET/IB", tmp_path)
+    assert "it names no network" in failure
+
+
+def test_options_come_from_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "netcheck.json"
+    file.write_text(json.dumps({"sizes_mib": [1], "min_gb_per_s": 100000, "iterations": 1}))
+    ended = trainer("launch", "--nproc", "2", "netcheck", "--config", str(file), "--min-gb-per-s", "0.000001")
+    assert ended.returncode == 0, "the command line wins over the file"
+    assert [item["size_mib"] for item in result(ended)["measured"]] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--min-gb-per-s", "-1"], "--min-gb-per-s: is '-1'; legal: a number above 0"),
+        (["--sizes-mib", "1,x"], "--sizes-mib: is 'x'; legal: a whole number from 1 on"),
+        (["--iteration", "2"], "unknown option --iteration (did you mean --iterations?)"),
+        (["--config", "no/such.json"], "--config no/such.json: cannot be read"),
+    ],
+)
+def test_a_mistake_is_told(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["netcheck", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert part in message
+    assert message.count("\n") == 1
+
+
+def test_a_mistake_is_told_once_by_two_processes() -> None:
+    ended = check("--sizes-mib", "0")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1, f"one line, from one process: {ended.stderr}"
+
+
+@pytest.mark.parametrize("command", ["preprocess", "fetch", "netcheck"])
+def test_each_command_is_listed_and_explains_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert f"\n  {command} " in capsys.readouterr().out
+    assert main([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert f"usage: python -m trainer {command}" in told
+    assert "--progress" in told

@@ -1,0 +1,502 @@
+"""Criteo's text becomes the arrays that TorchRec would make of it, in bounded memory, and a rerun does only what is
+missing."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from small_jobs import ROOT, environment, trainer
+
+from trainer.bench.preprocess import stock_npys, write_clicks
+from trainer.cli import main
+from trainer.data import SourceContext, open_source
+from trainer.data.stable_hash import hash_integers
+from trainer.options import load_config
+from trainer.preprocess import output as output_module
+from trainer.preprocess import rows as rows_module
+from trainer.preprocess import vocabulary
+from trainer.preprocess.parse import fault, parse
+
+ROW = b"1\t" + b"\t".join(b"%d" % i for i in range(13)) + b"\t" + b"\t".join(b"%08x" % i for i in range(26)) + b"\n"
+PARTS = ("dense", "sparse", "labels")
+
+
+def preprocess(source: Path | str, output: Path, *options: str) -> int:
+    """The command in this process."""
+    return main(["preprocess", "--input", str(source), "--output", str(output), "--progress", "lines", *options])
+
+
+def day(output: Path, number: int, part: str) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.load(output / f"day_{number}_{part}.npy")
+    return array
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    assert main(["preprocess", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1, f"one line, no stack trace: {message}"
+    assert message.startswith("error: ")
+    return message
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 5,003 rows: a prime number, so that no block of anything divides it."""
+    path = tmp_path_factory.mktemp("clicks") / "train.txt"
+    write_clicks(path, 5_003, seed=3)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stock(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray[Any, Any]]:
+    """What TorchRec's tsv_to_npys makes of it."""
+    return {part: np.load(path) for part, path in stock_npys(clicks, tmp_path_factory.mktemp("stock")).items()}
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three days, one of them compressed."""
+    folder = tmp_path_factory.mktemp("days")
+    for number, rows in enumerate((701, 500, 299)):
+        write_clicks(folder / f"day_{number}", rows, seed=number)
+    plain = folder / "day_1"
+    with gzip.open(folder / "day_1.gz", "wb") as stream:
+        stream.write(plain.read_bytes())
+    plain.unlink()
+    return folder
+
+
+# --- the same as TorchRec --------------------------------------------------------------------------------------------
+
+
+def test_raw_arrays_are_those_of_torchrec_bit_for_bit(
+    clicks: Path, stock: dict[str, np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    assert preprocess(clicks, tmp_path / "out") == 0
+    for part in PARTS:
+        ours = np.concatenate([day(tmp_path / "out", number, part) for number in range(7)])
+        assert ours.dtype == stock[part].dtype, part
+        assert ours.shape == stock[part].shape, part
+        assert ours.tobytes() == stock[part].tobytes(), f"{part} differs from tsv_to_npys"
+
+
+def test_a_single_file_is_cut_into_seven_days_the_first_ones_longer(clicks: Path, tmp_path: Path) -> None:
+    assert preprocess(clicks, tmp_path / "out") == 0
+    assert [len(day(tmp_path / "out", n, "labels")) for n in range(7)] == [715] * 5 + [714] * 2
+
+
+def test_each_file_of_a_folder_is_a_day_with_its_own_least_value(days: Path, tmp_path: Path) -> None:
+    assert preprocess(days, tmp_path / "out") == 0
+    plain = tmp_path / "plain.txt"
+    for number in range(3):
+        stored = days / f"day_{number}"
+        text = stored.read_bytes() if stored.exists() else gzip.decompress((days / f"day_{number}.gz").read_bytes())
+        plain.write_bytes(text)
+        for part, path in stock_npys(plain, tmp_path).items():
+            assert day(tmp_path / "out", number, part).tobytes() == path.with_suffix(".npy").read_bytes()[128:]
+
+
+def test_frequent_ids_get_the_numbers_of_torchrec(days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchrec.datasets.criteo import BinaryCriteoUtils
+
+    from trainer.bench.preprocess import _local_iopath
+
+    assert preprocess(days, tmp_path / "raw") == 0
+    monkeypatch.setattr(vocabulary, "_CHUNK", 128)
+    assert preprocess(days, tmp_path / "ours", "--ids", "frequency", "--threshold", "3") == 0
+    with _local_iopath():
+        files = [str(tmp_path / "raw" / f"day_{n}_sparse.npy") for n in range(3)]
+        BinaryCriteoUtils.sparse_to_contiguous(files, str(tmp_path), 3)
+    for number in range(3):
+        theirs = np.load(tmp_path / f"day_{number}_sparse_contig_freq.npy")
+        assert np.array_equal(day(tmp_path / "ours", number, "sparse"), theirs)
+    rows = json.loads((tmp_path / "ours" / "_COMPLETE.json").read_text())["rows_per_feature"]
+    largest = np.max([day(tmp_path / "ours", n, "sparse").max(axis=0) for n in range(3)], axis=0)
+    assert rows == (largest + 1).tolist(), "a table has as many rows as there are numbers"
+
+
+def test_counts_that_outgrow_the_memory_give_the_same_vocabulary(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    ids = (draw.zipf(1.3, 20_000) % 5_000).astype(np.uint32)
+    vocabularies = []
+    for budget in (1 << 30, 20_000):
+        counts = vocabulary.Counts(tmp_path / str(budget), budget)
+        for start in range(0, ids.size, 500):
+            counts.add(ids[start : start + 500], start)
+        vocabularies.append(counts.frequent(2))
+    assert not (tmp_path / str(1 << 30)).exists(), "what fits stays in memory"
+    assert len(list((tmp_path / "20000").iterdir())) > vocabulary._PARTS, "the small budget was not put to the test"
+    values, first, count = np.unique(ids, return_index=True, return_counts=True)
+    expected = values[count >= 2][first[count >= 2].argsort()]
+    assert np.array_equal(vocabularies[0], expected)
+    assert np.array_equal(vocabularies[1], expected)
+
+
+# --- the other choices -----------------------------------------------------------------------------------------------
+
+
+def test_hashed_ids_are_those_of_the_parquet_source(clicks: Path, tmp_path: Path) -> None:
+    assert preprocess(clicks, tmp_path / "raw") == 0
+    rows = [100 + f for f in range(26)]
+    assert preprocess(clicks, tmp_path / "hash", "--ids", "hash", "--rows", ",".join(map(str, rows))) == 0
+    raw, hashed = day(tmp_path / "raw", 2, "sparse"), day(tmp_path / "hash", 2, "sparse")
+    for feature in range(26):
+        expected = hash_integers(raw[:, feature].copy()) % np.uint64(rows[feature])
+        assert np.array_equal(hashed[:, feature], expected.astype(np.int32))
+
+
+@pytest.mark.parametrize("ids", [["raw"], ["hash", "--rows", "1000"], ["frequency"]])
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_the_trainer_reads_what_was_written(ids: list[str], kind: str, clicks: Path, tmp_path: Path) -> None:
+    assert preprocess(clicks, tmp_path / "out", "--ids", *ids, "--format", kind) == 0
+    config = load_config(["--config", str(tmp_path / "out" / "train.json"), "--data.shuffle", "false"], {})
+    for split, count in (("train", 4_289), ("eval", 714)):
+        source = open_source(SourceContext(config, split, torch.device("cpu")))
+        assert source.samples_per_epoch == count
+        batch = source.read(0, count)
+        assert batch.dense_BD.shape == (count, 13)
+        assert batch.dense_BD.min() >= np.float32(np.log(2))
+    if ids != ["raw"]:
+        assert config.rows_per_table == tuple(
+            json.loads((tmp_path / "out" / "_COMPLETE.json").read_text())["rows_per_feature"]
+        )
+
+
+def test_parquet_has_the_rows_of_the_npy_files(clicks: Path, tmp_path: Path) -> None:
+    assert preprocess(clicks, tmp_path / "npy") == 0
+    assert preprocess(clicks, tmp_path / "parquet", "--format", "parquet") == 0
+    for number, folder in ((0, "train"), (6, "eval")):
+        table = pq.read_table(tmp_path / "parquet" / folder / f"day_{number}.parquet")
+        assert np.array_equal(table["label"].to_numpy(), day(tmp_path / "npy", number, "labels")[:, 0])
+        for i in range(13):
+            assert np.array_equal(table[f"dense_{i}"].to_numpy(), day(tmp_path / "npy", number, "dense")[:, i])
+        for i in range(26):
+            assert np.array_equal(table[f"cat_{i}"].to_numpy(), day(tmp_path / "npy", number, "sparse")[:, i])
+
+
+def whole_rows(output: Path, numbers: range) -> list[bytes]:
+    """Every row of some days as bytes."""
+    parts = [np.concatenate([day(output, n, part) for n in numbers]) for part in PARTS]
+    return [b"".join(row.tobytes() for row in rows) for rows in zip(*parts, strict=True)]
+
+
+def test_a_shuffle_moves_every_training_row_and_keeps_the_last_day(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert preprocess(clicks, tmp_path / "plain") == 0
+    monkeypatch.setattr(rows_module, "BUCKET_ROWS", 512)
+    monkeypatch.setattr(rows_module, "BLOCK_ROWS", 100)
+    for name, seed in (("one", "1"), ("again", "1"), ("two", "2")):
+        assert preprocess(clicks, tmp_path / name, "--shuffle", "--seed", seed) == 0
+    plain, one = whole_rows(tmp_path / "plain", range(6)), whole_rows(tmp_path / "one", range(6))
+    assert sorted(one) == sorted(plain), "a row is lost, doubled or torn apart"
+    at = {row: i for i, row in enumerate(plain)}
+    moved = np.array([at[row] for row in one])
+    assert abs(np.corrcoef(moved, np.arange(moved.size))[0, 1]) < 0.05, "rows stay near their old place"
+    assert one == whole_rows(tmp_path / "again", range(6)), "the same seed gives another order"
+    assert one != whole_rows(tmp_path / "two", range(6)), "the seed has no effect"
+    for part in PARTS:
+        assert np.array_equal(day(tmp_path / "one", 6, part), day(tmp_path / "plain", 6, part))
+
+
+def test_an_object_store_is_read_like_a_folder(days: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.put(str(days), "/criteo", recursive=True)
+    try:
+        assert preprocess("memory://criteo", tmp_path / "remote", "--days", "0,1") == 0
+    finally:
+        store.rm("/criteo", recursive=True)
+    assert preprocess(days, tmp_path / "local", "--days", "0,1") == 0
+    for number in (0, 1):
+        for part in PARTS:
+            assert np.array_equal(day(tmp_path / "remote", number, part), day(tmp_path / "local", number, part))
+    assert not (tmp_path / "remote" / "day_2_labels.npy").exists(), "--days has no effect"
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "part"),
+    [
+        (ROW.replace(b"\t", b"", 1), "39 columns; legal: 40"),
+        (b"\t" + ROW, "41 columns; legal: 40"),
+        (b"\n", "1 columns; legal: 40"),
+        (b"2" + ROW[1:], "column 1, the label, is '2'; legal: 0 or 1"),
+        (ROW.replace(b"\t11\t", b"\t1.1\t"), "column 13 is '1.1'; legal: a 32-bit integer or nothing"),
+        (ROW.replace(b"\t11\t", b"\t-\t"), "column 13 is '-'; legal: a 32-bit integer"),
+        (ROW.replace(b"\t11\t", b"\t1-\t"), "column 13 is '1-'; legal: a 32-bit integer"),
+        (ROW.replace(b"\t11\t", b"\t2147483648\t"), "column 13 is '2147483648'; legal: a 32-bit integer"),
+        (ROW.replace(b"\t11\t", b"\t12345678901\t"), "column 13 is '12345678901'; legal: a 32-bit integer"),
+        (ROW.replace(b"0000000a", b"0000000g"), "column 25 is '0000000g'; legal: up to 8 hexadecimal digits"),
+        (ROW.replace(b"0000000a", b"00000000a"), "column 25 is '00000000a'; legal: up to 8 hexadecimal digits"),
+        (ROW.replace(b"0000000a", b"000 000a"), "column 25 is '000 000a'; legal: up to 8 hexadecimal digits"),
+    ],
+)
+def test_a_malformed_row_is_told_by_file_line_and_value(
+    row: bytes, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "train.txt"
+    source.write_bytes(ROW * 300 + row + ROW * 200)
+    arguments = ["--input", str(source), "--output", str(tmp_path / "out")]
+    message = told(capsys, *arguments)
+    assert f"{source} line 301: {part}" in message
+    assert "--bad-rows skip" in message
+    assert not list((tmp_path / "out").glob("day_*")), "a final name was given to an unfinished day"
+
+
+def test_malformed_rows_can_be_left_out_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ROW.replace(b"\t", b"", 1)
+    (tmp_path / "train.txt").write_bytes(ROW * 300 + bad + ROW * 100 + bad + ROW * 7 + bad)
+    assert preprocess(tmp_path / "train.txt", tmp_path / "out", "--bad-rows", "skip", "--cut-days", "2") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["rows"], result["bad_rows"]) == (407, 3)
+    lines = [line.split(":")[0] for line in result["bad_lines"]]
+    assert lines == ["train.txt line 301", "train.txt line 402", "train.txt line 410"]
+
+
+@pytest.mark.parametrize("character", [bytes([c]) for c in range(256) if c not in b"\t\n\r"])
+def test_every_character_is_judged_as_the_plain_parser_judges_it(character: bytes) -> None:
+    for place in (b"\t11\t", b"0000000a"):
+        for field in (character, b"1" + character, character + b"1"):
+            row = ROW.replace(place, (b"\t%s\t" if place[:1] == b"\t" else b"%s") % field)
+            good, bad = parse(ROW + row + ROW)
+            assert (len(bad) == 1) == (fault(row[:-1]) is not None), row
+            if not bad:
+                assert good.labels.size == 3
+                number = int(field, 16) if place[:1] != b"\t" else int(field)
+                assert number in (good.sparse[10, 1], good.dense[1, 11])
+
+
+def test_numbers_of_every_length_and_sign_are_read() -> None:
+    numbers = [0, 7, -1, 99, -12, 123, 65_535, -123_456, 1_234_567, 12_345_678, -12_345_678, 2**31 - 1, -(2**31)]
+    ids = [0x0, 0xF, 0xAB, 0xFED, 0xFFFF_FFFF, *range(21)]
+    fields = [b"0", *(b"%d" % n for n in numbers), *(b"%x" % i for i in ids)]
+    rows, bad = parse(b"\t".join(fields) + b"\n" + b"\t" * 39 + b"\n")
+    assert not bad
+    assert rows.dense.tolist() == [numbers, [0] * 13], "an empty field is 0"
+    assert rows.sparse.T.tolist() == [ids, [0] * 26]
+
+
+def test_windows_line_ends_and_a_missing_last_one_are_read(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes((ROW * 9).replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
+    assert preprocess(tmp_path / "train.txt", tmp_path / "out", "--cut-days", "1") == 0
+    assert day(tmp_path / "out", 0, "sparse").tolist() == [list(range(26))] * 9
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_output_is_not_made_again(days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert preprocess(days, tmp_path / "out") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert preprocess(days, tmp_path / "out") == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+    assert '"event": "skipped"' in capsys.readouterr().out
+    marker = json.loads((tmp_path / "out" / "_COMPLETE.json").read_text())
+    assert marker["days"] == {"0": 701, "1": 500, "2": 299}
+    assert marker["options"]["ids"] == "raw"
+    assert not (tmp_path / "out" / ".staging").exists(), "unfinished work is left behind"
+
+
+def test_other_options_are_refused_with_both_values(
+    days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert preprocess(days, tmp_path / "out") == 0
+    capsys.readouterr()
+    message = told(capsys, "--input", str(days), "--output", str(tmp_path / "out"), "--shuffle")
+    assert "was begun with --seed null, now it is 0" in message or "--shuffle false, now it is true" in message
+    assert f"rm -r {tmp_path / 'out'}" in message
+
+
+def test_an_input_that_has_changed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "train.txt"
+    source.write_bytes(ROW * 10)
+    assert preprocess(source, tmp_path / "out") == 0
+    source.write_bytes(ROW * 11)
+    capsys.readouterr()
+    message = told(capsys, "--input", str(source), "--output", str(tmp_path / "out"))
+    assert f"{source} is not the file that --output" in message
+
+
+def test_a_bad_day_leaves_the_days_before_it_and_a_rerun_goes_on(
+    days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in (0, 2):
+        (source / f"day_{number}").write_bytes((days / f"day_{number}").read_bytes())
+    whole = (days / "day_1.gz").read_bytes()
+    broken = source / "day_1.gz"
+    broken.write_bytes(whole[:-2000] + b"\0" * 2000)
+    os.utime(broken, (1, 1))
+    assert "day_1.gz" in told(capsys, "--input", str(source), "--output", str(tmp_path / "out"))
+    finished = tmp_path / "out" / "day_0_labels.npy"
+    assert finished.exists()
+    assert not list((tmp_path / "out").glob("day_[12]*"))
+    before = finished.stat().st_mtime_ns
+    broken.write_bytes(whole)  # the same name, size and time: what a person mended is not another input
+    os.utime(broken, (1, 1))
+    assert preprocess(source, tmp_path / "out") == 0
+    assert finished.stat().st_mtime_ns == before, "a finished day was made again"
+    assert len(day(tmp_path / "out", 2, "labels")) == 299
+
+
+def test_ctrl_c_leaves_no_half_day_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    for number in range(3):
+        write_clicks(tmp_path / f"day_{number}", 150_000, seed=number)
+    command = ["preprocess", "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", *command], cwd=ROOT, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    first = process.stdout.readline()  # the first day is in place, two are missing
+    process.send_signal(signal.SIGINT)
+    _, told_last = process.communicate(timeout=60)
+    assert '"day": 0' in first
+    assert process.returncode == 130, told_last
+    assert told_last == "interrupted; the same command goes on with what is not finished\n"
+    out = tmp_path / "out"
+    assert not (out / "_COMPLETE.json").exists()
+    for path in out.glob("day_*.npy"):
+        assert len(np.load(path)) == 150_000, f"{path.name} is not whole"
+    before = (out / "day_0_dense.npy").stat().st_mtime_ns
+    ended = trainer(*command)
+    assert ended.returncode == 0, ended.stderr
+    assert (out / "day_0_dense.npy").stat().st_mtime_ns == before
+    assert json.loads((out / "_COMPLETE.json").read_text())["rows"] == 450_000
+
+
+def test_two_processes_do_not_write_to_one_folder(
+    days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fcntl
+
+    (tmp_path / "out" / ".staging").mkdir(parents=True)
+    with (tmp_path / "out" / ".staging" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        message = told(capsys, "--input", str(days), "--output", str(tmp_path / "out"))
+    assert "another preprocess is writing to" in message
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from trainer.cli import main
+code = main(sys.argv[1:])
+print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1], file=sys.stderr)
+sys.exit(code)
+"""  # not getrusage: its peak counts the parent's memory at the fork
+
+
+@pytest.mark.parametrize("options", [["--ids", "raw"], ["--ids", "frequency", "--shuffle", "--format", "parquet"]])
+def test_memory_does_not_grow_with_the_input(options: list[str], tmp_path: Path) -> None:
+    write_clicks(tmp_path / "some", 100_000)
+    peaks = []
+    for copies in (1, 6):
+        source = tmp_path / f"train_{copies}" / "train.txt"
+        source.parent.mkdir()
+        source.write_bytes((tmp_path / "some").read_bytes() * copies)
+        command = ["preprocess", "--input", str(source), "--output", str(tmp_path / f"out{copies}"), *options]
+        ended = subprocess.run(
+            [sys.executable, "-c", MEASURE, *command, "--memory-gib", "1"],
+            cwd=ROOT, env=environment(), capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        peaks.append(int(ended.stderr.split()[-1]) * 1024)
+        size = source.stat().st_size
+    assert peaks[1] < 2**30, f"--memory-gib 1 was exceeded: {peaks[1] / 2**20:.0f} MiB"
+    assert peaks[1] - peaks[0] < size, f"an input of {size} bytes took {peaks} bytes"
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "the following arguments are required: --input, --output"),
+        (["--ids", "hash"], "--ids is hash, but --rows is missing"),
+        (["--rows", "10"], "--rows is given, but --ids is raw"),
+        (["--ids", "hash", "--rows", "1,2"], "--rows: is '1,2'; legal: one number below 2**31, or 26 of them"),
+        (["--memory-gib", "0.5"], "--memory-gib is 0.5; legal: 1 or more"),
+        (["--formt", "npy"], "unknown option --formt (did you mean --format?)"),
+        (["--days", "5"], "--days names [5], but --input"),
+        (["--workers", "0"], "--workers: is '0'; legal: a whole number from 1 on"),
+    ],
+)
+def test_a_mistake_is_told(
+    arguments: list[str], part: str, days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["--input", str(days), "--output", str(tmp_path / "out")] if arguments else []
+    assert part in told(capsys, *both, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("uri", "part"),
+    [
+        ("nowhere/at/all", "there is no such bucket, folder or file"),
+        ("gopher://x/y", "cannot be opened"),
+        ("EMPTY", "which holds no files; legal: day_N, day_N.gz, or train.txt"),
+    ],
+)
+def test_an_input_that_is_not_there_is_told(
+    uri: str, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = str(tmp_path) if uri == "EMPTY" else uri
+    message = told(capsys, "--input", uri, "--output", str(tmp_path / "out"))
+    assert f"--input is {uri}" in message
+    assert part in message
+
+
+def test_a_folder_of_others_is_not_written_to(days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "day_0_dense.npy").write_bytes(b"mine")
+    message = told(capsys, "--input", str(days), "--output", str(tmp_path))
+    assert "holds day_0_dense.npy, which this command did not write; name an empty folder" in message
+
+
+def test_several_processes_are_told_to_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "preprocess runs in one process with threads" in told(capsys, "--input", "x", "--output", str(tmp_path))
+
+
+def test_options_come_from_a_file_too(days: Path, tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    tree = {"input": str(days), "output": str(tmp_path / "out"), "ids": "hash", "rows": [7] * 26, "shuffle": False}
+    file.write_text(json.dumps(tree | {"format": "parquet"}))
+    assert main(["preprocess", "--config", str(file), "--format", "npy", "--days", "0,2"]) == 0
+    assert day(tmp_path / "out", 2, "sparse").max() < 7
+
+
+def test_a_full_disk_is_told_and_the_next_run_goes_on(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module, "_sync", full)
+        message = told(capsys, "--input", str(clicks), "--output", str(tmp_path / "out"))
+    assert f"--output is {tmp_path / 'out'}: the disk is full; free some space" in message
+    assert not list((tmp_path / "out").glob("day_*"))
+    assert preprocess(clicks, tmp_path / "out") == 0
+    assert len(day(tmp_path / "out", 6, "labels")) == 714

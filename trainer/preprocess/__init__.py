@@ -1,0 +1,5 @@
+"""`python -m trainer preprocess`: Criteo's text to files that the trainer reads."""
+
+from trainer.preprocess.run import preprocess_main
+
+__all__ = ["preprocess_main"]

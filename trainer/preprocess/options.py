@@ -1,0 +1,100 @@
+"""The preprocess command's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trainer.config import CRITEO_1TB_ROWS, CRITEO_NUM_SPARSE
+from trainer.errors import UserError
+from trainer.flags import Flags, real, whole, whole_list
+from trainer.jobprogress import KINDS, Kind
+
+KAGGLE_DAYS = 7  # train.txt holds seven days one after another; facebookresearch/dlrm cuts it into as many equal parts
+FREQUENCY_THRESHOLD = 3  # torchrec.datasets.criteo.FREQUENCY_THRESHOLD
+LEAST_MEMORY_GIB = 1.0  # a bucket of the shuffle, 1 Mi rows of 160 B, is in memory twice, besides the libraries
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to read, what to make of it, and with how much of the machine."""
+
+    input: str
+    output: str
+    ids: Literal["raw", "hash", "frequency"]
+    rows: tuple[int, ...]  # 26, for ids = hash; else empty
+    threshold: int
+    shuffle: bool
+    seed: int
+    format: Literal["npy", "parquet"]
+    days: tuple[int, ...] | None
+    cut_days: int
+    bad_rows: Literal["error", "skip"]
+    memory_gib: float
+    workers: int
+    progress: Kind
+
+    def decisive(self) -> dict[str, Any]:
+        """The options that the result depends on: a run is resumed only with the same ones."""
+        every = asdict(self) | {"rows": list(self.rows), "days": list(self.days) if self.days else None}
+        if not self.shuffle:
+            del every["seed"]
+        if self.ids != "frequency":
+            del every["threshold"]
+        return {key: every[key] for key in every if key not in ("output", "memory_gib", "workers", "progress")}
+
+
+def parser() -> Flags:
+    """The command's parser, which its help is made of."""
+    flags = Flags("preprocess", "Turns Criteo click logs (TSV) into npy or Parquet files that the trainer reads.")
+    add = flags.add_argument
+    add("--input", required=True, metavar="PATH", help="train.txt (Kaggle), or a file or folder of day_N[.gz] (1 TB); "
+        "any path or URI (s3://, gs://, abfs://)")  # fmt: skip
+    add("--output", required=True, metavar="DIR", help="folder of the result; unfinished work is kept in DIR/.staging")
+    add("--ids", choices=("raw", "hash", "frequency"), default="raw", help="raw: the 32-bit numbers as they are; hash: "
+        "hashed to --rows; frequency: contiguous numbers, 1 for all ids rarer than --threshold")  # fmt: skip
+    add("--rows", type=_rows, default=(), metavar="N", help="rows per feature for --ids hash: one number, 26 separated "
+        "by commas, or criteo-1tb")  # fmt: skip
+    add("--threshold", type=whole(1), default=FREQUENCY_THRESHOLD, metavar="N", help="least count of an id that gets a "
+        "number of its own (--ids frequency)")  # fmt: skip
+    add("--shuffle", action="store_true", help="shuffle the rows of all days but the last, which stays for evaluation")
+    add("--seed", type=whole(0), default=0, metavar="N", help="seed of --shuffle")
+    add("--format", choices=("npy", "parquet"), default="npy", help="npy: day_N_{dense,sparse,labels}.npy; parquet: "
+        "train/day_N.parquet, and eval/ for the last day")  # fmt: skip
+    add("--days", type=whole_list(0), default=None, metavar="N,N", help="days of a folder to take; without it all")
+    add("--cut-days", type=whole(1), default=KAGGLE_DAYS, metavar="N", help="equal parts that one file is cut into")
+    add("--bad-rows", choices=("error", "skip"), default="error", help="a malformed row ends the command, or is left "
+        "out and counted")  # fmt: skip
+    add("--memory-gib", type=real(0), default=2.0, metavar="X", help="memory to stay below")
+    add("--workers", type=whole(1), default=len(os.sched_getaffinity(0)), metavar="N", help="threads")
+    add("--progress", choices=KINDS, default="auto", help="auto: a bar on a terminal, else JSON lines")
+    return flags
+
+
+def read_options(arguments: Sequence[str]) -> Options:
+    """The options of the command line; raises UserError."""
+    found = vars(parser().read(arguments))
+    found.pop("config", None)
+    options = Options(**found)
+    if options.ids == "hash" and not options.rows:
+        raise UserError("preprocess: --ids is hash, but --rows is missing; for example --rows 1000000")
+    if options.ids != "hash" and options.rows:
+        raise UserError(f"preprocess: --rows is given, but --ids is {options.ids}; legal: with --ids hash alone")
+    if options.memory_gib < LEAST_MEMORY_GIB:
+        raise UserError(f"preprocess: --memory-gib is {options.memory_gib:g}; legal: {LEAST_MEMORY_GIB:g} or more")
+    return options
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    from argparse import ArgumentTypeError
+
+    if text == "criteo-1tb":
+        return CRITEO_1TB_ROWS
+    rows: tuple[int, ...] = whole_list(1)(text)
+    if len(rows) == 1:
+        rows *= CRITEO_NUM_SPARSE
+    if len(rows) != CRITEO_NUM_SPARSE or max(rows) >= 2**31:
+        raise ArgumentTypeError(f"is {text!r}; legal: one number below 2**31, or {CRITEO_NUM_SPARSE} of them")
+    return rows

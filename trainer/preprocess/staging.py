@@ -1,0 +1,122 @@
+"""A parsed file on disk, column by column, until all that its final form depends on is known.
+
+That is the smallest integer of the whole file, which TorchRec's logarithm starts from, and the counts of all ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
+from trainer.errors import UserError
+from trainer.jobprogress import Task
+from trainer.preprocess.inputs import Input, read_chunks
+from trainer.preprocess.ordered import in_order
+from trainer.preprocess.parse import BadRow, Rows, parse
+
+Array = npt.NDArray[Any]
+_SHOWN = 5  # malformed rows that the summary names
+
+
+class Stage:
+    """A folder with dense.bin (N x 13 int32), labels.bin (N int32) and per feature cat_F.bin (N uint32)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._marker = folder / "stage.json"
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """rows, dense_min, bad_rows and bad_lines of a complete stage."""
+        if not self._marker.exists():
+            return None
+        found: dict[str, Any] = json.loads(self._marker.read_text(encoding="utf-8"))
+        return found
+
+    def column(self, feature: int) -> Path:
+        """The file of a feature's raw ids."""
+        return self.folder / f"cat_{feature}.bin"
+
+    def mapped(self, feature: int) -> Path:
+        """The file of its contiguous numbers (int32), once there is a vocabulary."""
+        return self.folder / f"cat_{feature}.mapped"
+
+    def remove(self) -> None:
+        """Free the disk."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def fill(self, source: Input, skip: bool, workers: int, task: Task) -> dict[str, Any]:
+        """Parse the whole file; returns its facts. Raises UserError for a malformed row unless `skip`."""
+        self.remove()
+        self.folder.mkdir(parents=True)
+        facts: dict[str, Any] = {"rows": 0, "dense_min": 2**31 - 1, "bad_rows": 0, "bad_lines": []}
+
+        def work(chunk: tuple[int, bytes]) -> tuple[int, Rows, list[BadRow]]:
+            return chunk[0], *parse(chunk[1])
+
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((self.folder / name).open("wb")) for name in ("dense.bin", "labels.bin")}
+            columns = [stack.enter_context(self.column(f).open("wb")) for f in range(CRITEO_NUM_SPARSE)]
+            for line, rows, bad in in_order(work, read_chunks(source, task.advance), workers):
+                _count_bad(facts, source, line, bad, skip)
+                files["dense.bin"].write(rows.dense.data)
+                files["labels.bin"].write(rows.labels.data)
+                for column, ids in zip(columns, rows.sparse, strict=True):
+                    column.write(ids.data)
+                facts["rows"] += rows.labels.size
+                facts["dense_min"] = min(facts["dense_min"], int(rows.dense.min(initial=2**31 - 1)))
+        if not facts["rows"]:
+            raise UserError(f"{source.uri} has no rows; leave it out of --input, or copy it again")
+        write_json(self._marker, facts)
+        return facts
+
+    def dense(self, start: int, count: int) -> Array:
+        """(count, 13) int32."""
+        flat = self._read("dense.bin", np.int32, start * CRITEO_NUM_DENSE, count * CRITEO_NUM_DENSE)
+        return flat.reshape(count, CRITEO_NUM_DENSE)
+
+    def labels(self, start: int, count: int) -> Array:
+        """(count,) int32."""
+        return self._read("labels.bin", np.int32, start, count)
+
+    def ids(self, feature: int, start: int, count: int) -> Array:
+        """(count,) uint32, or the int32 of a vocabulary."""
+        mapped = self.mapped(feature)
+        if mapped.exists():
+            return self._read(mapped.name, np.int32, start, count)
+        return self._read(self.column(feature).name, np.uint32, start, count)
+
+    def _read(self, name: str, kind: Any, start: int, count: int) -> Array:
+        array: Array = np.fromfile(self.folder / name, kind, count, offset=start * np.dtype(kind).itemsize)
+        assert array.size == count, f"{self.folder / name} is shorter than its facts say"
+        return array
+
+
+def _count_bad(facts: dict[str, Any], source: Input, line: int, bad: list[BadRow], skip: bool) -> None:
+    if bad and not skip:
+        raise UserError(
+            f"{source.uri} line {line + bad[0].number}: {bad[0].reason}; mend the file, or leave such rows out with "
+            f"--bad-rows skip"
+        )
+    facts["bad_rows"] += len(bad)
+    room = _SHOWN - len(facts["bad_lines"])
+    facts["bad_lines"] += [f"{source.name} line {line + row.number}: {row.reason}" for row in bad[: max(room, 0)]]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Written whole or not at all."""
+    aside = path.with_name(path.name + ".part")
+    with aside.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=2)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(path)
