@@ -78,7 +78,7 @@ def whole_life(folder: Path, stack: str, kubeconfig: Path) -> Story:
         project.set("storage.size_gib", GROWN[stack])
     if stack in ("aws", "azure"):
         _autoscale(story.world, stack)
-        _run(story, project, "refresh-scaled", "refresh", "automation")
+        _run(story, project, "refresh-scaled", "refresh", "ours" if stack == "azure" else "automation")
         _run(story, project, "scaled", "up", "automation")
     _write_checkpoint(world)
     _run(story, project, "destroy", "destroy", "cli")
@@ -109,7 +109,7 @@ def life_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequ
     _write_checkpoint(world)
     world.faults.refuse_delete.add(STUBBORN[stack])
     _run(story, project, "refused", "destroy", "cli")
-    _run(story, project, "destroy", "destroy", "automation")
+    _run(story, project, "destroy", "destroy", "ours")
     _end(story, project, server)
     return story
 

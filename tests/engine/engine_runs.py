@@ -21,11 +21,22 @@ from pulumi import automation
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
 PASSPHRASE = "not-a-real-passphrase"
-Driver = Literal["cli", "automation"]
+Driver = Literal["cli", "automation", "ours"]
 Verb = Literal["preview", "up", "refresh", "destroy"]
 
 #: What the program reads beside its settings: the packages, and what the image's tag is computed from.
 _LINKED = ("infra", "workloads", "trainer", "LICENSE", "__main__.py")
+
+#: What a person's own script does with `infra.automation`; the verb and the stack are its arguments.
+_SCRIPT = """
+import sys
+from pathlib import Path
+from infra.automation import LiveStack, OperationError
+try:
+    getattr(LiveStack(sys.argv[2], folder=Path.cwd()), sys.argv[1])()
+except OperationError as error:
+    sys.exit(f"error: {error}")
+"""
 
 #: Steps of the engine that change nothing or only look.
 _QUIET = {"same", "read", "refresh", "read-discard"}
@@ -111,8 +122,9 @@ class Project:
         program.write_text(text)
 
     def run(self, verb: Verb, driver: Driver = "cli") -> Run:
-        """One run of the engine, through the CLI or through the Automation API; a failure is an answer."""
-        return self._by_cli(verb) if driver == "cli" else self._by_automation(verb)
+        """One run of the engine, by the CLI, the Automation API or `infra.automation`; a failure is an answer."""
+        by = {"cli": self._by_cli, "automation": self._by_automation, "ours": self._by_ours}
+        return by[driver](verb)
 
     def export(self) -> str:
         """The stack's state as a person or a backup would read it."""
@@ -142,6 +154,19 @@ class Project:
         kind = "resourcePreEvent" if verb == "preview" else "resOutputsEvent"
         steps = [_step(event[kind]["metadata"]) for event in events if kind in event]
         return Run(done.returncode == 0, done.stdout + done.stderr, seconds, steps)
+
+    def _by_ours(self, verb: Verb) -> Run:
+        """`infra.automation` in a process of its own; it tells what it did in words, so there are no steps."""
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, verb, self.stack],
+            cwd=self._work,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Run(done.returncode == 0, done.stdout + done.stderr, time.monotonic() - started)
 
     def _by_automation(self, verb: Verb) -> Run:
         """The repository's program as an inline one: in this process, which has imported the SDKs long ago."""
