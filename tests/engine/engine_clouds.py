@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -103,6 +104,8 @@ class _Component:
                 custom=True,
                 object=encode(inputs),
                 provider=self._request.providers.get(package, ""),
+                # As components do: without it the engine takes another default provider than for the program's own.
+                version=version(f"pulumi-{package}"),
                 dependencies=[*self._request.dependencies, *after],
                 acceptSecrets=True,
                 supportsPartialValues=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,11 +122,6 @@ def orphans(world: World, project: Project) -> list[str]:
 def spread(total: int, num: int = 8) -> list[int]:
     """The first, the last, and positions between them at equal distances."""
     return sorted({1 + round(index * (total - 1) / (num - 1)) for index in range(num)})
-
-
-def counted(steps: Sequence[Thing]) -> Counter[Thing]:
-    """Types and names, as often as they occur."""
-    return Counter(steps)
 
 
 def _run(story: Story, project: Project, name: str, verb: str, driver: str) -> None:
