@@ -80,7 +80,7 @@ def _dense_rate(config: TrainConfig, runtime: Runtime, samples: int) -> float:
     def step() -> None:
         pooled = KeyedTensor(list(features), [dim] * len(features), values)
         logits = model.top_tower(model.dense_tower(dense), pooled)
-        F.binary_cross_entropy_with_logits(logits, labels).backward()
+        torch.autograd.backward(F.binary_cross_entropy_with_logits(logits, labels))
         optimizer.step()
         optimizer.zero_grad()
         values.grad = None

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
         display.line(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        display.line("error: cancelled; nothing was changed")
+        display.line("error: cancelled")
         return CancelledError("").exit_code
     return 0
 

@@ -330,6 +330,7 @@ def test_the_ceiling_counts_every_pool_at_its_maximum() -> None:
     assert "9 x p4d.24xlarge" in stack_refusals("cost-ceiling", nodes(9))[0]
     assert stack_refusals("cost-ceiling", nodes(9), {"maxUsdPerHour": 1000}) == []
     assert stack_refusals("cost-ceiling", nodes(2), {"maxUsdPerHour": 43})
+    assert stack_refusals("cost-ceiling", [*nodes(2), *nodes(3)]), "pools that are cheap alone are dear together"
     azure = member(AKS_POOL, "gpu", {"vmSize": "Standard_ND96asr_v4", "enableAutoScaling": True, "maxCount": 50})
     gcp = member(
         GKE_POOL, "g", {"nodeConfig": {"machineType": "a2-highgpu-8g"}, "autoscaling": {"totalMaxNodeCount": 50}}

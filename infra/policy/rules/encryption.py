@@ -72,7 +72,8 @@ _TYPES: dict[str, Callable[[Props], Iterable[str]]] = {
 def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     del config
-    return _TYPES.get(resource.type, lambda _: ())(resource.props)
+    own = _TYPES.get(resource.type)
+    return own(resource.props) if own else ()
 
 
 def _true(value: object) -> bool:

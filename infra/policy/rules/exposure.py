@@ -176,7 +176,8 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     if matches(resource.name, config["exceptions"]):
         return ()
-    return _TYPES.get(resource.type, lambda _: ())(resource.props)
+    own = _TYPES.get(resource.type)
+    return own(resource.props) if own else ()
 
 
 def _port(rule: Props) -> str:
