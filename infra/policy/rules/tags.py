@@ -51,7 +51,7 @@ _TAGGABLE = (
 _OPTIONS = {
     "required": strings("Keys that each resource must have.", ["project", "stack", "owner", "cost-centre"]),
     "exceptions": strings(
-        "Names of resources, as shell patterns: the role that pulumi-eks makes for the control plane gets no tags from it.",
+        "Names of resources, as shell patterns: pulumi-eks gives the role of its control plane none.",
         ["*-eksRole*"],
     ),
     "untaggable": strings("Types, as shell patterns, that have no tags, beside those known here.", []),
