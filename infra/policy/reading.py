@@ -97,6 +97,11 @@ def strings(description: str, default: Sequence[str]) -> dict[str, Any]:
     return {"type": "array", "items": {"type": "string"}, "default": list(default), "description": description}
 
 
+def is_shell(resource: Resource) -> bool:
+    """Whether it is a component of a provider, which shows the engine nothing of itself: its children are checked."""
+    return resource.type.startswith("eks:") and not resource.props
+
+
 def matches(text: str, patterns: Iterable[str]) -> bool:
     """Whether a text fits one of the shell patterns."""
     return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns)
