@@ -51,7 +51,7 @@ test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run j
 test-engine: install-infra install-test ## Run every stack by the real Pulumi engine on simulated clouds (5 to 10 min)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
-test-engine-full: install-infra install-test ## The same, with a failure at every single create (an hour)
+test-engine-full: install-infra install-test ## The same, with a failure at every single create (half an hour)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
 soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost

@@ -171,6 +171,9 @@ def _kustomization(world: World, request: provider_pb2.ConstructRequest) -> prov
     return component.done({"resources": []})
 
 
+#: How many resources each remote component makes.
+COMPONENT_CHILDREN = {"eks:index:Cluster": 2, "kubernetes:kustomize/v2:Directory": 3}
+
 _CONSTRUCTS: Mapping[str, Construct] = {
     "eks:index:Cluster": _eks,
     "kubernetes:kustomize/v2:Directory": _kustomization,

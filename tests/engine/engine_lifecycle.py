@@ -9,7 +9,7 @@ from pathlib import Path
 
 import engine_clouds
 from engine_provider import Server
-from engine_runs import Project, Run
+from engine_runs import ROOT, Project, Run
 from engine_world import World
 
 Thing = tuple[str, str]
@@ -117,6 +117,13 @@ def orphans(world: World, project: Project) -> list[str]:
     """What exists and is not in the state, which is what a bill shows after everything is destroyed."""
     known = {str(resource.get("id")) for resource in project.resources()}
     return [f"{thing.type} {thing.name}" for thing in world.things.values() if thing.id not in known]
+
+
+def num_creates(stack: str) -> int:
+    """Resources that a cloud makes for the stack, by its golden list and by what its remote components make."""
+    golden = (ROOT / "tests/infra/golden" / f"{stack}.txt").read_text().splitlines()
+    made = [line.partition("  ")[0] for line in golden if not line.startswith(("torchrec-cloud:", "pulumi:providers"))]
+    return sum(engine_clouds.COMPONENT_CHILDREN.get(token, 1) for token in made)
 
 
 def spread(total: int, num: int = 8) -> list[int]:

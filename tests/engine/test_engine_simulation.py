@@ -6,7 +6,7 @@ from typing import Any
 
 import engine_clouds
 import pytest
-from engine_lifecycle import spread
+from engine_lifecycle import num_creates, spread
 from engine_world import ConnectionLost, Refused, World
 
 SUBNET, VPC = "aws:ec2/subnet:Subnet", "aws:ec2/vpc:Vpc"
@@ -151,3 +151,4 @@ def test_the_positions_of_faults_reach_from_the_first_to_the_last() -> None:
     assert spread(15) == [1, 3, 5, 7, 9, 11, 13, 15]
     assert spread(117)[0] == 1
     assert spread(117)[-1] == 117
+    assert num_creates("local") == 12
