@@ -33,6 +33,11 @@ STACKS = ("aws", "azure", "gcp", "local")
 FULL = os.environ.get("ENGINE_FULL") == "1"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Importing a whole SDK, for its types, warns of every resource in it that has a newer name."""
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:pulumi_.*")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say why nothing runs where the CLI is absent; tests of the simulation itself need none."""
     for item in items:
