@@ -31,7 +31,7 @@ INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra)
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test test-cluster soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-cluster test-engine test-engine-full soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -47,6 +47,12 @@ test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test
 
 test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run jobs on a real Kubernetes control plane, built once with Go (15 min)
 	@$(PY) -m pytest tests/cluster $(PYTEST_ARGS)
+
+test-engine: install-infra install-test ## Run every stack by the real Pulumi engine on simulated clouds (5 to 10 min)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/engine $(PYTEST_ARGS)
+
+test-engine-full: install-infra install-test ## The same, with a failure at every single create (half an hour)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
 soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost
 	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
@@ -82,7 +88,7 @@ lock: install-bootstrap ## Recompile requirements-*.txt from pyproject.toml (UPG
 
 help: ## List the commands
 	@echo "usage: make COMMAND"
-	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-14s%s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-18s%s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "settings: PYTHON=python3.12  ACCELERATOR=cpu|gpu  PROCESSES=N  PYTEST_ARGS=..."
 

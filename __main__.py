@@ -7,6 +7,7 @@ import pulumi
 from infra import stack
 from infra.addons.addons import Addons
 from infra.exports import export_all
+from infra.interrupted import end_without_a_trace
 from infra.problems import Problem
 from trainer.config import TrainConfig
 from workloads import checks
@@ -17,6 +18,7 @@ from workloads.settings import SECTIONS, JobSettings
 
 def main() -> None:
     """Provision the stack that `Pulumi.<stack>.yaml` describes, and start its job."""
+    end_without_a_trace()
     configured = stack.load(sections=SECTIONS, further=[job_problems])
     wanted = configured.settings
     job = configured.section("job", JobSettings)

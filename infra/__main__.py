@@ -87,7 +87,8 @@ def _engine(arguments: argparse.Namespace) -> int:
 
     # `kill` and a closed terminal end an operation as Ctrl-C does: at the next point that leaves a usable state.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asked for that
+            signal.signal(number, signal.default_int_handler)
     return command.run(arguments, configuration.assignments(getattr(arguments, "set", [])))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from infra import stack
+from infra import stack as checked
 from infra.problems import Problem, SettingsError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,16 +40,16 @@ class Configuration:
     values: Mapping[str, str]
     overrides: frozenset[str] = frozenset()
 
-    def parse(self) -> stack.Stack:
+    def parse(self) -> checked.Stack:
         """The checked settings of the cluster; SettingsError names every problem."""
         try:
-            return stack.parse(self.values, self.project, self.stack, ELSEWHERE)
+            return checked.parse(self.values, self.project, self.stack, ELSEWHERE)
         except SettingsError as error:
             raise SettingsError(self.stack, [self._where_it_was_set(problem) for problem in error.problems]) from None
 
-    def repaired(self) -> stack.Stack:
+    def repaired(self) -> checked.Stack:
         """The same, with stand-ins for what is wrong: for those who only need what is right."""
-        return stack.repaired(self.values, self.project, self.stack, ELSEWHERE)
+        return checked.repaired(self.values, self.project, self.stack, ELSEWHERE)
 
     def _where_it_was_set(self, problem: Problem) -> Problem:
         """The problem with a mend for the command line, where that is where the key was given."""

@@ -44,7 +44,10 @@ def static_volume(
         ),
         opts=opts,
     )
-    claim = volume_claim(name, storage, namespace, labels, opts, storage_class="", volume_name=volume.metadata.name)
+    # The API server resizes claims on dynamic volumes only. This one is bound by name and shows the volume's whole size
+    # whatever it asked for, so what it asked for at first stays when the volume grows.
+    fixed = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(ignore_changes=["spec.resources"]))
+    claim = volume_claim(name, storage, namespace, labels, fixed, storage_class="", volume_name=volume.metadata.name)
     return volume, claim
 
 

@@ -166,6 +166,7 @@ def test_the_parts_of_the_trainer_depend_in_one_direction() -> None:
         "trainer.tables": ("trainer.optim",),
         "trainer.checkpoint": (
             "trainer.checkpoint", "trainer.config", "trainer.errors", "trainer.job", "trainer.tables", "trainer.optim",
+            "trainer.agreement",
         ),
     }  # fmt: skip
     for room, allowed in below.items():

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_MEETING = timedelta(minutes=2)
+
 
 @dataclass(frozen=True)
 class Votes:
@@ -26,11 +28,22 @@ class Votes:
     writing: bool = False  # this process has not finished the save under way
 
 
+def own_group(timeout: timedelta) -> dist.ProcessGroup:
+    """Collective: a gloo group of all processes whose collectives may take `timeout`.
+
+    Meeting may take two minutes at most: a machine that is lost just then is noticed by nothing but this limit.
+    """
+    group = dist.new_group(backend="gloo", timeout=min(timeout, _MEETING))
+    assert not isinstance(group, int), "every process is a member"
+    dist.set_timeout(timeout, group)
+    return group
+
+
 class Agreement:
     """Collective: one per job, on a gloo group of its own, so that no other collective waits for it."""
 
     def __init__(self, timeout: timedelta) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._group = own_group(timeout)
         self._pending: tuple[Tensor, dist.Work] | None = None
 
     def exchange(self, mine: Votes) -> Votes:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from trainer.config import FaultConfig
@@ -27,7 +28,7 @@ _LOOK_SECONDS = 0.2
 class Preemption:
     """Whether this process must go. As a context manager it owns SIGTERM; only the main thread may enter it."""
 
-    def __init__(self, config: FaultConfig, rank: int, siblings: list[int]) -> None:
+    def __init__(self, config: FaultConfig, rank: int, siblings: Sequence[int]) -> None:
         self._config, self._rank, self._siblings = config, rank, siblings
         self._lock = threading.Lock()
         self._closed, self._stopping = threading.Event(), threading.Event()

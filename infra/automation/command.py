@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
         display.line(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        display.line("error: cancelled; nothing was changed")
+        display.line("error: cancelled")
         return CancelledError("").exit_code
     return 0
 
@@ -117,7 +117,11 @@ def _show(outputs: StackOutputs, arguments: argparse.Namespace, *, secrets: bool
         return
     steps = values.pop("next_steps")
     for key, value in values.items():
-        shown = ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, dict) else value
-        sys.stdout.write(f"{key:<16} {shown}\n")
+        parts = [f"{name} {_or_dash(item)}" for name, item in value.items()] if isinstance(value, dict) else [value]
+        sys.stdout.write(f"{key:<16} {', '.join(_or_dash(part) for part in parts)}\n")
     assert isinstance(steps, (list, tuple))
     sys.stdout.write("".join(["next steps:\n", *(f"  {step}\n" for step in steps)]))
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -86,25 +86,26 @@ class Engine(PulumiCommand):
         return result
 
     def _wait(self, process: subprocess.Popen[str]) -> None:
-        seen = self.interrupts
+        """Wait to the end, passing each Ctrl-C on."""
+        pressed = 0
         while True:
             try:
-                if self.interrupts > seen:
-                    seen = self.interrupts
-                    self._stop(process)
+                if pressed:
+                    self._stop(process, pressed)
                 process.wait()
             except KeyboardInterrupt:
                 self.interrupts += 1
+                pressed += 1
             else:
                 return
 
-    def _stop(self, process: subprocess.Popen[str]) -> None:
-        if self.interrupts == 1:
+    def _stop(self, process: subprocess.Popen[str], pressed: int) -> None:
+        if pressed == 1:
             self._tell("cancelling: what has begun is being finished; Ctrl-C again stops at once")
-        elif self.interrupts == 2:
+        elif pressed == 2:
             self._tell("stopping at once: what had begun may be left half-made in the cloud")
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
-            if self.interrupts > 2:
+            if pressed > 2:
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.send_signal(signal.SIGINT)

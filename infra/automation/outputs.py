@@ -50,13 +50,16 @@ def typed(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     if missing:
         what = "has no outputs" if len(missing) == len(names) - 1 else f"has no output {', '.join(missing)}"
         raise OperationError(f"stack {stack!r} {what}: it is not up; run: python -m infra up --stack {stack}")
-    found = {name: values.get(name) for name in names}
     return StackOutputs(
-        **{
-            **found,
-            "hourly_cost_usd": _hourly(values["hourly_cost_usd"]),
-            "next_steps": tuple(values["next_steps"]),
-        }
+        account=values["account"],
+        cluster_name=values["cluster_name"],
+        kubeconfig=values["kubeconfig"],
+        bucket_uri=values["bucket_uri"],
+        checkpoint_uri=values["checkpoint_uri"],
+        registry=values.get("registry"),
+        hourly_cost_usd=_hourly(values["hourly_cost_usd"]),
+        next_steps=tuple(values["next_steps"]),
+        job=values["job"],
     )
 
 

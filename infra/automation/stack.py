@@ -95,7 +95,7 @@ class LiveStack:
         """Make the state what the cloud holds; the cloud is not changed."""
         stack = self._open("refresh")
         self._same_account("refresh", stack)
-        for urn in self._unfinished(stack):
+        for urn in self._ask("refresh", lambda: self._unfinished(stack)):
             self._display.line(f"warning: {urn} was being created when an update was cut off: look whether it exists")
         return self._run("refresh", stack.refresh, clear_pending_creates=True)
 
@@ -103,7 +103,8 @@ class LiveStack:
         """Take everything away but what `storage.on_destroy keep` leaves; the stack and its settings stay."""
         stack = self._open("destroy")
         self._same_account("destroy", stack)
-        kept = [item["urn"].rpartition("::")[2] for item in _resources(stack) if item.get("retainOnDelete")]
+        there = self._ask("destroy", lambda: _resources(stack))
+        kept = [item["urn"].rpartition("::")[2] for item in there if item.get("retainOnDelete")]
         changes = self._run("destroy", stack.destroy)
         if kept:
             self._display.line(f"kept, as storage.on_destroy says: {', '.join(kept)}")
@@ -121,7 +122,7 @@ class LiveStack:
     def _check(self) -> None:
         """Mistakes in the settings are told before the engine starts, which takes seconds."""
         if self.name in configuration.files(self.folder):
-            self._ask("--set", lambda: configuration.read(self.name, self._settings, self.folder).parse())
+            self._ask("preview", lambda: configuration.read(self.name, self._settings, self.folder).parse())
 
     def _open(self, verb: str, *, create: bool = False) -> automation.Stack:
         """The stack in the backend; with `create` one that only has a file of settings is made."""
@@ -151,7 +152,7 @@ class LiveStack:
             copy.chmod(self._file.stat().st_mode)
             pairs = [word for key, value in self._settings.items() for word in ("--plaintext", f"{key}={_word(value)}")]
             command = ["config", "set-all", "--path", *pairs, "--config-file", name, "--stack", stack.name]
-            self._ask("--set", lambda: self._engine.run(command, str(self.folder), {}))
+            self._ask("preview", lambda: self._engine.run(command, str(self.folder), {}))
             yield name
         finally:
             copy.unlink(missing_ok=True)
@@ -183,6 +184,8 @@ class LiveStack:
             if self._engine.interrupts > before:
                 raise _cancelled(attempt) from None
             raise diagnosis.explain(error, attempt, progress.complaints, progress.violations) from None
+        if verb == "preview" and self._engine.interrupts > before:
+            raise _cancelled(diagnosis.Attempt(verb, self.name))
         seconds = time.monotonic() - since
         self._display.line(progress.summary(seconds))
         return Changes(progress.counts, progress.num_unchanged, seconds)
@@ -201,19 +204,25 @@ class LiveStack:
 
     def _unfinished(self, stack: automation.Stack) -> list[str]:
         """URNs of resources whose creation was cut off."""
-        pending = stack.export_stack().deployment.get("pending_operations") or []
+        pending = (stack.export_stack().deployment or {}).get("pending_operations") or []
         return [item["resource"]["urn"] for item in pending]
 
     def _ask(self, verb: str, question: Callable[[], AnswerT]) -> AnswerT:
-        """A short command, its failure explained."""
+        """A short command, its failure explained; after Ctrl-C what it was asked for is not begun."""
+        before, attempt = self._engine.interrupts, diagnosis.Attempt(verb, self.name)
         try:
-            return question()
+            answer = question()
         except StackNotFoundError:
             raise _UnknownError from None
         except CommandError as error:
-            raise diagnosis.explain(error, diagnosis.Attempt(verb, self.name), [], []) from None
+            if self._engine.interrupts > before:
+                raise _cancelled(attempt) from None
+            raise diagnosis.explain(error, attempt, [], []) from None
         except ValueError as error:
             raise OperationError(str(error)) from None
+        if self._engine.interrupts > before:
+            raise _cancelled(attempt)
+        return answer
 
 
 class _UnknownError(Exception):
@@ -222,7 +231,7 @@ class _UnknownError(Exception):
 
 def _resources(stack: automation.Stack) -> list[dict[str, Any]]:
     """Real resources of the state: neither the stack, nor components, nor providers."""
-    found = stack.export_stack().deployment.get("resources") or []
+    found = (stack.export_stack().deployment or {}).get("resources") or []
     return [item for item in found if item.get("custom") and not item["type"].startswith("pulumi:providers:")]
 
 

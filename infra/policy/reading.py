@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,11 @@ def strings(description: str, default: Sequence[str]) -> dict[str, Any]:
     return {"type": "array", "items": {"type": "string"}, "default": list(default), "description": description}
 
 
+def is_shell(resource: Resource) -> bool:
+    """Whether it is a component of a provider, which shows the engine nothing of itself: its children are checked."""
+    return resource.type.startswith("eks:") and not resource.props
+
+
 def matches(text: str, patterns: Iterable[str]) -> bool:
     """Whether a text fits one of the shell patterns."""
     return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns)
@@ -105,9 +110,9 @@ def matches(text: str, patterns: Iterable[str]) -> bool:
 def plain(value: Any) -> Any:
     """Dictionaries, lists and scalars instead of the proxies of the policy SDK, which raise at what is not known."""
     if isinstance(value, Mapping):
-        return dict(_known((key, lambda key=key: value[key]) for key in value))
+        return {key: _at(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [item for _, item in _known((index, lambda index=index: value[index]) for index in range(len(value)))]
+        return [_at(value, index) for index in range(len(value))]
     return value
 
 
@@ -123,14 +128,11 @@ def dicts(value: Any) -> list[Props]:
     return [item for item in listed(value) if isinstance(item, dict) and item is not UNKNOWN]
 
 
-def _known(entries: Iterable[tuple[Any, Callable[[], Any]]]) -> Iterator[tuple[Any, Any]]:
-    for key, get in entries:
-        try:
-            found = get()
-        except UnknownValueError:
-            yield key, UNKNOWN
-        else:
-            yield key, plain(found)
+def _at(container: Any, key: Any) -> Any:
+    try:
+        return plain(container[key])
+    except UnknownValueError:
+        return UNKNOWN
 
 
 def _of_stack(item: PolicyResource) -> Resource:

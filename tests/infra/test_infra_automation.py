@@ -375,6 +375,15 @@ def test_outputs_have_types_and_do_not_print_the_kubeconfig() -> None:
     assert found.shown(secrets=True)["kubeconfig"] == "very secret"
 
 
+def test_outputs_on_a_terminal_end_with_what_to_run_next(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs._show(typed("dev", OUTPUTS), argparse.Namespace(json=False), secrets=False)
+    shown = capsys.readouterr().out
+    assert "registry         -\n" in shown
+    assert "on_demand 44.9, spot -, on_demand_at_max 88.8" in shown
+    assert shown.endswith("next steps:\n  kubectl get pods\n")
+    assert "very secret" not in shown
+
+
 def test_outputs_of_a_stack_that_is_not_up_say_what_to_run() -> None:
     with pytest.raises(OperationError, match=r"has no outputs.*infra up --stack dev"):
         typed("dev", {})

@@ -91,7 +91,7 @@ def volume(encrypted: str) -> dict[str, Any]:
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("encryption-at-rest", TEMPLATE, volume("true"), volume("false")),
     ("encryption-at-rest", "aws:ebs/volume:Volume", {"encrypted": True}, {}),
-    ("encryption-at-rest", "eks:index:Cluster", {"encryptionConfigKeyArn": "arn"}, {}),
+    ("encryption-at-rest", "eks:index:Cluster", {"encryptionConfigKeyArn": "arn"}, {"name": "c"}),
     ("encryption-at-rest", AKS_POOL, {"enableEncryptionAtHost": True}, {"enableEncryptionAtHost": False}),
     (
         "encryption-at-rest",
@@ -240,6 +240,20 @@ def test_a_rule_passes_what_is_right_and_refuses_what_is_wrong(
     assert len(refusals(rule, kind, wrong)) >= 1, "the promise of this rule is broken, and nobody says so"
 
 
+def test_a_providers_component_is_judged_by_its_children() -> None:
+    """The engine is shown no property of `eks:index:Cluster`, and all of those of the cluster inside it."""
+    for rule in ("encryption-at-rest", "nothing-public", "tags-present"):
+        assert refusals(rule, "eks:index:Cluster", {}) == []
+        assert refusals(rule, "aws:eks/cluster:Cluster", {}) != []
+    inside = {
+        "vpcConfig": {"endpointPublicAccess": False},
+        "encryptionConfig": {"resources": ["secrets"]},
+        "tags": TAGS,
+    }
+    for rule in ("encryption-at-rest", "nothing-public", "tags-present"):
+        assert refusals(rule, "aws:eks/cluster:Cluster", inside) == []
+
+
 def test_every_rule_is_mandatory_and_has_a_case_of_its_own() -> None:
     assert all(policy.enforcement_level is EnforcementLevel.MANDATORY for policy in POLICIES)
     assert {rule for rule, *_ in CASES} | {"allowed-regions", "cost-ceiling"} == set(BY_NAME)
@@ -267,6 +281,7 @@ def test_operators_may_manage_nodes_in_their_own_namespaces() -> None:
         ("no-wildcard-rights", "gcp:projects/iAMMember:IAMMember", {"role": "roles/owner"}, {"exceptions": ["it"]}),
         ("tags-present", "aws:ec2/vpc:Vpc", {"tags": {"team": "x"}}, {"required": ["team"]}),
         ("tags-present", "aws:new/thing:Thing", {}, {"untaggable": ["aws:new/*"]}),
+        ("tags-present", "aws:new/thing:Thing", {}, {"exceptions": ["it"]}),
         ("no-privileged-pods", JOB, pod(hostNetwork=True), {"namespaces": ["training"]}),
         (
             "no-privileged-pods",
@@ -330,6 +345,7 @@ def test_the_ceiling_counts_every_pool_at_its_maximum() -> None:
     assert "9 x p4d.24xlarge" in stack_refusals("cost-ceiling", nodes(9))[0]
     assert stack_refusals("cost-ceiling", nodes(9), {"maxUsdPerHour": 1000}) == []
     assert stack_refusals("cost-ceiling", nodes(2), {"maxUsdPerHour": 43})
+    assert stack_refusals("cost-ceiling", [*nodes(2), *nodes(3)]), "pools that are cheap alone are dear together"
     azure = member(AKS_POOL, "gpu", {"vmSize": "Standard_ND96asr_v4", "enableAutoScaling": True, "maxCount": 50})
     gcp = member(
         GKE_POOL, "g", {"nodeConfig": {"machineType": "a2-highgpu-8g"}, "autoscaling": {"totalMaxNodeCount": 50}}

@@ -57,6 +57,12 @@ def test_no_custom_resource_lacks_a_provider_or_a_parent(name: str, stack: Calla
     assert not orphans, "a resource outside a component escapes its options and its deletion order"
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_a_claim_keeps_its_request_when_its_volume_grows(name: str, stack: Callable[..., Recording]) -> None:
+    claim = stack(name).one("kubernetes:core/v1:PersistentVolumeClaim")
+    assert claim.ignored == ("spec.resources",), "the API server resizes no claim on a volume that exists already"
+
+
 def test_a_stack_in_error_registers_nothing(stack: Callable[..., Recording]) -> None:
     recording = stack("local", {"gpu.nodes.desired": 9, "kubeconfig.context": "gone"}, fails=True)
     assert "gpu.nodes.desired" in str(recording.error)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import google_crc32c
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
@@ -29,6 +28,7 @@ _PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirecto
 _PERMANENT_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _PERMANENT_NAMES = {"NoCredentialsError", "DefaultCredentialsError", "ClientAuthenticationError", "RefreshError"}
 _log = logging.getLogger("trainer.checkpoint")
+# A file system of fsspec is Any below: its methods have no types.
 
 
 class DamagedFileError(OSError):
@@ -95,7 +95,7 @@ class CheckedFiles(FileSystemBase):
     """DCP's file system for one step. `written` fills as files are closed; `expected` is what reads are held against,
     by name."""
 
-    def __init__(self, fs: AbstractFileSystem, attempts: int, expected: Mapping[str, FileSum] | None = None) -> None:
+    def __init__(self, fs: Any, attempts: int, expected: Mapping[str, FileSum] | None = None) -> None:
         self._fs = fs
         self._attempts = attempts
         self._expected = expected
@@ -229,7 +229,7 @@ def _is_on_disk(stream: Any) -> bool:
 class Verified(io.RawIOBase):
     """A file that fetches whole blocks and gives out only bytes whose checksum is right; raises DamagedFileError."""
 
-    def __init__(self, fs: AbstractFileSystem, path: str, expected: FileSum, attempts: int) -> None:
+    def __init__(self, fs: Any, path: str, expected: FileSum, attempts: int) -> None:
         self._fs, self._path, self._expected, self._attempts = fs, path, expected, attempts
         self._position = 0
         self._blocks: dict[int, bytes] = {}

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
+from trainer.agreement import own_group
 from trainer.checkpoint.manager import Checkpointer, Progress, SaveFailedError
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
@@ -43,7 +42,7 @@ class Saver:
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
-        self._group = dist.new_group(backend="gloo", timeout=_SLOWEST_SAVE)
+        self._group = own_group(_SLOWEST_SAVE)
         self._snapshot = Snapshot()
         self._flight: _Flight | None = None
         self._failures = 0

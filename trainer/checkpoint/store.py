@@ -140,10 +140,10 @@ class FsspecStore:
     """A folder of a local disk or an object store."""
 
     def __init__(self, uri: str, attempts: int = 1, timeout_seconds: int = 60) -> None:
-        protocol = fsspec.utils.get_protocol(uri)
+        limits = _CLIENT_OPTIONS.get(fsspec.utils.get_protocol(uri))
+        self._fs: Any
         try:
-            options = _CLIENT_OPTIONS.get(protocol, lambda _: {})(timeout_seconds)
-            self._fs, self._root = url_to_fs(uri, **options)
+            self._fs, self._root = url_to_fs(uri, **(limits(timeout_seconds) if limits else {}))  # type: ignore[no-untyped-call]
         except (ValueError, ImportError) as error:
             raise UserError(
                 f"checkpoint.uri {uri}: {error}; legal: a folder, file://, s3://, gs://, abfs:// "

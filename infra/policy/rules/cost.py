@@ -52,7 +52,7 @@ def pools(resources: Sequence[Resource]) -> Iterator[tuple[Resource, str, float]
 
 def check(resources: Sequence[Resource], config: Config) -> Iterable[tuple[str, str | None]]:
     """Violations of a stack."""
-    prices = _prices() | dict(config["prices"])
+    prices = {**_prices(), **config["prices"]}
     total, parts = 0.0, []
     for pool, kind, count in pools(resources):
         if kind not in prices:

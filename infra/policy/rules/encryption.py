@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from infra.policy.reading import UNKNOWN, Config, Props, Resource, dicts, resource_rule
+from infra.policy.reading import UNKNOWN, Config, Props, Resource, dicts, is_shell, resource_rule
 
 
 def _flag(key: str, what: str) -> Callable[[Props], Iterable[str]]:
@@ -72,7 +72,8 @@ _TYPES: dict[str, Callable[[Props], Iterable[str]]] = {
 def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     del config
-    return _TYPES.get(resource.type, lambda _: ())(resource.props)
+    own = None if is_shell(resource) else _TYPES.get(resource.type)
+    return own(resource.props) if own else ()
 
 
 def _true(value: object) -> bool:

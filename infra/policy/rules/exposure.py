@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ipaddress import ip_network
 from typing import Any
 
-from infra.policy.reading import Config, Props, Resource, dicts, listed, matches, resource_rule, strings
+from infra.policy.reading import Config, Props, Resource, dicts, is_shell, listed, matches, resource_rule, strings
 
 #: Words of the clouds for anyone.
 _ANYONE = {"*", "any", "internet"}
@@ -176,7 +176,8 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     if matches(resource.name, config["exceptions"]):
         return ()
-    return _TYPES.get(resource.type, lambda _: ())(resource.props)
+    own = None if is_shell(resource) else _TYPES.get(resource.type)
+    return own(resource.props) if own else ()
 
 
 def _port(rule: Props) -> str:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from infra.policy.reading import UNKNOWN, Config, Resource, matches, stack_rule, strings
+from infra.policy.reading import Config, Resource, matches, stack_rule, strings
 
 _KEYS = ("region", "location", "availabilityZone", "zone")
 #: A zone is its region and a letter: us-west-2a, us-central1-a.
@@ -23,7 +23,7 @@ def region(resource: Resource) -> str | None:
     if not matches(resource.type, _CLOUDS):
         return None
     places = [resource.props.get(key) for key in _KEYS] + [resource.provider.get(key) for key in _KEYS]
-    found = next((place for place in places if isinstance(place, str) and place is not UNKNOWN), None)
+    found = next((place for place in places if isinstance(place, str)), None)
     name = (found or "").lower().replace(" ", "")
     zone = _ZONE.match(name)
     name = (zone.group(1) or zone.group(2)) if zone else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infra.policy.reading import UNKNOWN, Config, Resource, matches, resource_rule, strings
+from infra.policy.reading import UNKNOWN, Config, Resource, is_shell, matches, resource_rule, strings
 
 _CLOUDS = ("aws:*", "azure-native:*", "eks:*", "gcp:*")
 #: Where the three clouds keep them.
@@ -50,6 +50,10 @@ _TAGGABLE = (
 
 _OPTIONS = {
     "required": strings("Keys that each resource must have.", ["project", "stack", "owner", "cost-centre"]),
+    "exceptions": strings(
+        "Names of resources, as shell patterns: pulumi-eks gives the role of its control plane none.",
+        ["*-eksRole*"],
+    ),
     "untaggable": strings("Types, as shell patterns, that have no tags, beside those known here.", []),
 }
 
@@ -57,6 +61,8 @@ _OPTIONS = {
 def check(resource: Resource, config: Config) -> Iterable[str]:
     """Violations of one resource."""
     kind, taggable = resource.type, matches(resource.type, _TAGGABLE)
+    if is_shell(resource) or matches(resource.name, config["exceptions"]):
+        return
     if not matches(kind, _CLOUDS) or (not taggable and matches(kind, (*_UNTAGGABLE, *config["untaggable"]))):
         return
     props = resource.props.get("nodeConfig") or {} if kind == "gcp:container/nodePool:NodePool" else resource.props

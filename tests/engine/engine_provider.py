@@ -1,0 +1,218 @@
+"""One gRPC server that the engine takes for the plugin of every provider; the clouds themselves are in `World`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from engine_values import UNKNOWN, at, decode, differences, encode, has_unknown, plain
+from engine_world import Change, ConnectionLost, Inputs, Refused, World
+from google.protobuf import empty_pb2
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+
+Invoke = Callable[[World, Inputs], Inputs]
+Construct = Callable[[World, provider_pb2.ConstructRequest], provider_pb2.ConstructResponse]
+
+#: Names under which the engine looks for a provider of these stacks.
+PROVIDERS = ("aws", "azure-native", "gcp", "eks", "kubernetes", "docker-build")
+
+
+class Provider(provider_pb2_grpc.ResourceProviderServicer):
+    """Answers the engine from a world; `invokes` and `constructs` are functions and remote components by token."""
+
+    def __init__(self, world: World, invokes: Mapping[str, Invoke], constructs: Mapping[str, Construct]) -> None:
+        self._world, self._invokes, self._constructs = world, invokes, constructs
+        self.lost: Callable[[], None] = lambda: None
+
+    def Handshake(self, request: Any, context: Any) -> provider_pb2.ProviderHandshakeResponse:
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True, accept_outputs=False)
+
+    def Attach(self, request: Any, context: Any) -> empty_pb2.Empty:
+        return empty_pb2.Empty()
+
+    def Cancel(self, request: Any, context: Any) -> empty_pb2.Empty:
+        return empty_pb2.Empty()
+
+    def GetPluginInfo(self, request: Any, context: Any) -> plugin_pb2.PluginInfo:
+        return plugin_pb2.PluginInfo(version="99.0.0")
+
+    def GetSchema(self, request: Any, context: Any) -> provider_pb2.GetSchemaResponse:
+        return provider_pb2.GetSchemaResponse(schema="{}")
+
+    def GetMapping(self, request: Any, context: Any) -> provider_pb2.GetMappingResponse:
+        return provider_pb2.GetMappingResponse()
+
+    def GetMappings(self, request: Any, context: Any) -> provider_pb2.GetMappingsResponse:
+        return provider_pb2.GetMappingsResponse()
+
+    def CheckConfig(self, request: Any, context: Any) -> provider_pb2.CheckResponse:
+        return provider_pb2.CheckResponse(inputs=request.news)
+
+    def DiffConfig(self, request: Any, context: Any) -> provider_pb2.DiffResponse:
+        old, new = plain(decode(request.olds)), plain(decode(request.news))
+        return _diff_response(Change(tuple(differences(old, new)), ()))
+
+    def Configure(self, request: Any, context: Any) -> provider_pb2.ConfigureResponse:
+        kubeconfig = plain(decode(request.args)).get("kubeconfig")
+        if kubeconfig:
+            self._world.kubeconfig = kubeconfig
+        return provider_pb2.ConfigureResponse(
+            acceptSecrets=True, supportsPreview=True, acceptResources=True, acceptOutputs=False
+        )
+
+    def Check(self, request: Any, context: Any) -> provider_pb2.CheckResponse:
+        """Names that the provider gives itself are filled in here, as the real one does, so that they stay."""
+        token, news = _token(request.urn), decode(request.news)
+        failures = [
+            provider_pb2.CheckFailure(property=path, reason=reason)
+            for path, reason in self._world.check(token, plain(news))
+        ]
+        old = plain(decode(request.olds))
+        return provider_pb2.CheckResponse(inputs=encode(self._named(token, request.urn, old, news)), failures=failures)
+
+    def Diff(self, request: Any, context: Any) -> provider_pb2.DiffResponse:
+        old, new = plain(decode(request.old_inputs)), plain(decode(request.news))
+        return _diff_response(self._world.diff(_token(request.urn), old, new))
+
+    def Create(self, request: Any, context: Any) -> provider_pb2.CreateResponse:
+        inputs = decode(request.properties)
+        if request.preview:
+            planned = self._world.plan(_token(request.urn), _name(request.urn), plain(inputs))
+            return provider_pb2.CreateResponse(properties=encode({**inputs, **planned}))
+        with self._answers(context):
+            thing = self._world.create(_token(request.urn), _name(request.urn), plain(inputs))
+            return provider_pb2.CreateResponse(id=thing.id, properties=encode({**inputs, **thing.computed}))
+        raise AssertionError("aborted above")
+
+    def Update(self, request: Any, context: Any) -> provider_pb2.UpdateResponse:
+        inputs = decode(request.news)
+        if request.preview:
+            planned = self._world.plan_update(_token(request.urn), request.id, plain(inputs))
+            return provider_pb2.UpdateResponse(properties=encode({**inputs, **planned}))
+        with self._answers(context):
+            thing = self._world.update(_token(request.urn), request.id, plain(inputs))
+            return provider_pb2.UpdateResponse(properties=encode({**inputs, **thing.computed}))
+        raise AssertionError("aborted above")
+
+    def Read(self, request: Any, context: Any) -> provider_pb2.ReadResponse:
+        """What exists now. Values that did not change keep the form (secret) in which the engine has them."""
+        thing = self._world.find(_token(request.urn), request.id)
+        if thing is None:
+            return provider_pb2.ReadResponse()
+        known = decode(request.inputs)
+        inputs = {key: known[key] if plain(known.get(key)) == value else value for key, value in thing.inputs.items()}
+        return provider_pb2.ReadResponse(
+            id=thing.id, inputs=encode(inputs), properties=encode({**inputs, **thing.computed})
+        )
+
+    def Delete(self, request: Any, context: Any) -> empty_pb2.Empty:
+        with self._answers(context):
+            self._world.delete(_token(request.urn), request.id)
+        return empty_pb2.Empty()
+
+    def Invoke(self, request: Any, context: Any) -> provider_pb2.InvokeResponse:
+        arguments = plain(decode(request.args))
+        answer = self._invokes.get(request.tok)
+        if answer is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no simulated answer to {request.tok}")
+        assert answer
+        self._world.calls[request.tok] += 1
+        if has_unknown(arguments):
+            return provider_pb2.InvokeResponse()
+        return provider_pb2.InvokeResponse(**{"return": encode(answer(self._world, arguments))})
+
+    def Construct(self, request: Any, context: Any) -> provider_pb2.ConstructResponse:
+        build = self._constructs.get(request.type)
+        if build is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no simulated component {request.type}")
+        assert build
+        failures = self._world.check(request.type, plain(decode(request.inputs)))
+        if failures:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.type} {request.name}: {failures}")
+        return build(self._world, request)
+
+    def _named(self, token: str, urn: str, old: Inputs, news: Inputs) -> Inputs:
+        """A Kubernetes object without a name gets one that ends in hexadecimal digits, and keeps it."""
+        metadata = news.get("metadata")
+        if not token.startswith("kubernetes:") or not isinstance(metadata, dict) or metadata.get("name"):
+            return news
+        name = at(old, "metadata.name") or f"{_name(urn)}-{self._world.number()}"
+        return {**news, "metadata": {**metadata, "name": name}}
+
+    @contextmanager
+    def _answers(self, context: Any) -> Iterator[None]:
+        """A refusal becomes the provider's error; a lost connection takes the whole server away."""
+        try:
+            yield
+        except Refused as refusal:
+            context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
+        except ConnectionLost:
+            self.lost()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the provider went away")
+
+
+class Server:
+    """The provider on a port of the loopback interface; `kill` and `start` again keep the world and the port."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider, self.port = provider, 0
+        self._provider.lost = lambda: threading.Thread(target=self.kill).start()
+        self.killed = threading.Event()
+        self.start()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the engine attach to this server instead of downloading plugins."""
+        return {"PULUMI_DEBUG_PROVIDERS": ",".join(f"{name}:{self.port}" for name in PROVIDERS)}
+
+    def start(self) -> None:
+        """Serve, on the port of before where there was one."""
+        self.killed.clear()
+        # A component waits for its children within its own call, so threads must never run out.
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=128), options=[("grpc.max_receive_message_length", 2**28)]
+        )
+        provider_pb2_grpc.add_ResourceProviderServicer_to_server(self._provider, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.start()
+
+    def kill(self) -> None:
+        """Go away in the middle of whatever is being answered."""
+        self._server.stop(None).wait()
+        self.killed.set()
+
+
+def _diff_response(change: Change) -> provider_pb2.DiffResponse:
+    replaced = set(change.replaces)
+    kind = provider_pb2.PropertyDiff.Kind
+    detailed = {
+        path: provider_pb2.PropertyDiff(
+            kind=kind.Value("UPDATE_REPLACE" if path in replaced else "UPDATE"), inputDiff=True
+        )
+        for path in {*change.paths, *replaced}
+    }
+    some = provider_pb2.DiffResponse.DIFF_SOME if detailed else provider_pb2.DiffResponse.DIFF_NONE
+    return provider_pb2.DiffResponse(
+        changes=some,
+        replaces=list(change.replaces),
+        deleteBeforeReplace=change.deletes_first,
+        diffs=list(change.paths),
+        detailedDiff=detailed,
+        hasDetailedDiff=True,
+    )
+
+
+def _token(urn: str) -> str:
+    """The type of a resource, without those of its parents."""
+    return urn.split("::")[2].rpartition("$")[2]
+
+
+def _name(urn: str) -> str:
+    return urn.split("::", 3)[3]
+
+
+__all__ = ["PROVIDERS", "UNKNOWN", "Provider", "Server"]

@@ -1,0 +1,239 @@
+"""AWS: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from engine_values import at
+from engine_world import Inputs, Refused, Rules, Thing, World
+
+_DEPENDENCY = "DependencyViolation"
+_INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
+_ADDON, _NODES, _CLUSTER = "aws:eks/addon:Addon", "aws:eks/nodeGroup:NodeGroup", "aws:eks/cluster:Cluster"
+_ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
+_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+#: Add-ons without which a node does not become ready, and those whose own pods need a node.
+_NODE_ADDONS = ("vpc-cni", "kube-proxy")
+_POD_ADDONS = ("coredns", "metrics-server", "aws-ebs-csi-driver", "amazon-cloudwatch-observability")
+
+
+def _all_of(*types: str, words: str = _DEPENDENCY) -> dict[str, str]:
+    return dict.fromkeys(types, words)
+
+
+def _lustre_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html"""
+    size, speed = inputs.get("storageCapacity"), inputs.get("perUnitStorageThroughput")
+    if inputs.get("deploymentType") not in ("PERSISTENT_2", "PERSISTENT_1", "SCRATCH_1", "SCRATCH_2"):
+        yield "deploymentType", "no such deployment type"
+    if not isinstance(size, int) or not (size == 1200 or size % 2400 == 0):
+        yield "storageCapacity", "must be 1200, 2400 or a multiple of 2400"
+    if speed not in (125, 250, 500, 1000):
+        yield "perUnitStorageThroughput", "must be 125, 250, 500 or 1000 for PERSISTENT_2"
+    if inputs.get("dataCompressionType", "NONE") not in ("NONE", "LZ4"):
+        yield "dataCompressionType", "must be NONE or LZ4"
+    if inputs.get("fileSystemTypeVersion", "2.15") not in ("2.12", "2.15"):
+        yield "fileSystemTypeVersion", "PERSISTENT_2 has 2.12 and 2.15"
+
+
+def _lustre_replaces(old: Inputs, new: Inputs) -> Iterator[str]:
+    """FSx grows a file system in place and never shrinks one, so the provider makes another."""
+    if new["storageCapacity"] < old["storageCapacity"]:
+        yield "storageCapacity"
+
+
+def _nodes_created(world: World, inputs: Inputs) -> None:
+    """A node that finds no network add-on never becomes ready, and the group fails after half an hour."""
+    found = {thing.inputs["addonName"] for thing in world.of_type(_ADDON)}
+    missing = [name for name in _NODE_ADDONS if name not in found]
+    if missing:
+        raise Refused(f"NodeCreationFailure: Unhealthy nodes in the kubernetes cluster; no {' and no '.join(missing)}")
+    template = _template(world, inputs)
+    if template and template.inputs.get("instanceType") and inputs.get("instanceTypes"):
+        raise Refused("InvalidParameterException: instance type both in the launch template and in the node group")
+    _policies_attached(world, inputs["nodeRoleArn"])
+
+
+def _nodes_resized(world: World, thing: Thing, inputs: Inputs) -> None:
+    """EKS takes no bounds that exclude the present size, which is the autoscaler's business."""
+    scaling = inputs["scalingConfig"]
+    if not scaling["minSize"] <= scaling["desiredSize"] <= scaling["maxSize"]:
+        raise Refused(f"InvalidParameterException: desired capacity {scaling['desiredSize']} is outside the new bounds")
+
+
+def _policies_attached(world: World, arn: str) -> None:
+    role = next(thing for thing in world.of_type("aws:iam/role:Role") if thing.computed["arn"] == arn)
+    names = {one.inputs["policyArn"].rpartition("/")[2] for one in world.users(role, [_ATTACHMENT])}
+    if "AmazonEKSWorkerNodePolicy" not in names:
+        raise Refused("NodeCreationFailure: instances failed to join the cluster; no AmazonEKSWorkerNodePolicy")
+
+
+def _template(world: World, inputs: Inputs) -> Thing | None:
+    return world.find(_TEMPLATE, at(inputs, "launchTemplate.id") or "")
+
+
+def _addon_created(world: World, inputs: Inputs) -> None:
+    name = inputs["addonName"]
+    if name in _POD_ADDONS and not world.of_type(_NODES):
+        raise Refused(f"waiting for EKS Add-On {name}: unexpected state 'DEGRADED', insufficient number of replicas")
+
+
+def _leaves_interfaces(world: World, thing: Thing) -> None:
+    """Without the network add-on and its rights nobody gives back the interfaces of nodes that still run."""
+    is_cni = thing.inputs.get("addonName") == "vpc-cni" or "AmazonEKS_CNI_Policy" in str(thing.inputs.get("policyArn"))
+    for group in world.of_type(_NODES) if is_cni else []:
+        world.add(_INTERFACE, f"eni-left-by-{group.id}", {"subnetIds": group.inputs["subnetIds"]})
+
+
+def _group_deleted(world: World, thing: Thing) -> None:
+    """Interfaces of nodes have the security groups of their launch template."""
+    for group in world.of_type(_NODES):
+        template = _template(world, group.inputs)
+        if template and template.points_at(thing):
+            raise Refused(f"{_DEPENDENCY}: {thing.id} has a dependent object, an interface of {group.name}")
+
+
+def _placement_deleted(world: World, thing: Thing) -> None:
+    for group in world.of_type(_NODES):
+        template = _template(world, group.inputs)
+        if template and at(template.inputs, "placement.groupName") in thing.handles:
+            raise Refused(f"InvalidPlacementGroup.InUse: {thing.id} is used by instances of {group.name}")
+
+
+def _gateway_deleted(world: World, thing: Thing) -> None:
+    for gateway in world.of_type("aws:ec2/natGateway:NatGateway"):
+        raise Refused(f"{_DEPENDENCY}: {thing.id} has mapped public addresses, that of {gateway.name}")
+
+
+def _bucket_deleted(world: World, thing: Thing) -> None:
+    objects = [one for one in world.of_type("aws:s3/bucketObjectv2:BucketObjectv2") if one.points_at(thing)]
+    if objects and not thing.inputs.get("forceDestroy"):
+        raise Refused(f"BucketNotEmpty: {thing.id} has {len(objects)} objects")
+    for one in objects:
+        world.remove(one)
+
+
+def _repository_deleted(world: World, thing: Thing) -> None:
+    url = thing.computed["repositoryUrl"]
+    pushed = [image for image in world.of_type("docker-build:index:Image") if url in str(image.inputs["tags"])]
+    if pushed and not thing.inputs.get("forceDelete"):
+        raise Refused(f"RepositoryNotEmptyException: {thing.id} has images")
+
+
+def _template_computed(name: str, inputs: Inputs) -> Inputs:
+    """Another content is another version."""
+    return {"latestVersion": 1 + len(str(sorted(inputs.items(), key=str))), "arn": f"arn:aws:ec2:::template/{name}"}
+
+
+_POLICY_TURN = Rules(turn=lambda inputs: f"policies of {inputs['bucket']}")
+
+RULES: Mapping[str, Rules] = {
+    "aws:ec2/vpc:Vpc": Rules(
+        ("cidrBlock",),
+        _all_of(
+            "aws:ec2/subnet:Subnet",
+            "aws:ec2/securityGroup:SecurityGroup",
+            "aws:ec2/internetGateway:InternetGateway",
+            "aws:ec2/routeTable:RouteTable",
+            "aws:ec2/vpcEndpoint:VpcEndpoint",
+        ),
+    ),
+    "aws:ec2/subnet:Subnet": Rules(
+        ("availabilityZone", "cidrBlock", "vpcId"),
+        _all_of(
+            _CLUSTER,
+            _NODES,
+            _INTERFACE,
+            "aws:ec2/natGateway:NatGateway",
+            "aws:ec2/vpcEndpoint:VpcEndpoint",
+            "aws:fsx/lustreFileSystem:LustreFileSystem",
+        ),
+    ),
+    "aws:ec2/securityGroup:SecurityGroup": Rules(
+        ("description", "name", "vpcId"),
+        _all_of(
+            "aws:ec2/vpcEndpoint:VpcEndpoint",
+            "aws:fsx/lustreFileSystem:LustreFileSystem",
+            "aws:ec2/securityGroup:SecurityGroup",
+        ),
+        on_delete=_group_deleted,
+    ),
+    "aws:ec2/internetGateway:InternetGateway": Rules(("vpcId",), on_delete=_gateway_deleted),
+    "aws:ec2/eip:Eip": Rules(("domain",), _all_of("aws:ec2/natGateway:NatGateway", words="InvalidIPAddress.InUse")),
+    "aws:ec2/natGateway:NatGateway": Rules(("allocationId", "subnetId")),
+    "aws:ec2/route:Route": Rules(("routeTableId", "destinationCidrBlock")),
+    "aws:ec2/routeTable:RouteTable": Rules(("vpcId",), _all_of("aws:ec2/routeTableAssociation:RouteTableAssociation")),
+    "aws:ec2/routeTableAssociation:RouteTableAssociation": Rules(("subnetId",)),
+    "aws:ec2/vpcEndpoint:VpcEndpoint": Rules(("serviceName", "vpcEndpointType", "vpcId")),
+    "aws:ec2/placementGroup:PlacementGroup": Rules(("name", "strategy"), on_delete=_placement_deleted),
+    _TEMPLATE: Rules(("name",), _all_of(_NODES, words="launch template in use"), computed=_template_computed),
+    _CLUSTER: Rules(
+        ("name", "roleArn", "encryptionConfig", "kubernetesNetworkConfig", "vpcConfig.subnetIds"),
+        _all_of(_NODES, words="ResourceInUseException: Cluster has nodegroups attached"),
+        identity=lambda name, inputs: str(inputs["name"]),
+        computed=lambda name, inputs: {"arn": f"arn:aws:eks:us-west-2:123456789012:cluster/{inputs['name']}"},
+    ),
+    _NODES: Rules(
+        ("amiType", "capacityType", "clusterName", "instanceTypes", "launchTemplate.id", "nodeRoleArn", "subnetIds"),
+        on_create=_nodes_created,
+        on_update=_nodes_resized,
+    ),
+    _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leaves_interfaces),
+    "aws:eks/podIdentityAssociation:PodIdentityAssociation": Rules(("clusterName", "namespace", "serviceAccount")),
+    "aws:fsx/lustreFileSystem:LustreFileSystem": Rules(
+        ("deploymentType", "fileSystemTypeVersion", "kmsKeyId", "securityGroupIds", "storageType", "subnetIds"),
+        problems=_lustre_problems,
+        replaces=_lustre_replaces,
+    ),
+    "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation": Rules(
+        ("dataRepositoryPath", "fileSystemId", "fileSystemPath")
+    ),
+    "aws:iam/role:Role": Rules(
+        ("name",),
+        _all_of(_ATTACHMENT, "aws:iam/rolePolicy:RolePolicy", _NODES, _CLUSTER, words="DeleteConflict"),
+    ),
+    _ATTACHMENT: Rules(("policyArn", "role"), on_delete=_leaves_interfaces),
+    "aws:iam/rolePolicy:RolePolicy": Rules(("role",)),
+    "aws:kms/alias:Alias": Rules(("name",), identity=lambda name, inputs: str(inputs["name"])),
+    "aws:kms/key:Key": Rules(
+        (),
+        _all_of(
+            _CLUSTER, "aws:fsx/lustreFileSystem:LustreFileSystem", words="nothing could read what the key encrypted"
+        ),
+    ),
+    "aws:cloudwatch/logGroup:LogGroup": Rules(("name",), identity=lambda name, inputs: str(inputs["name"])),
+    "aws:ecr/repository:Repository": Rules(("encryptionConfigurations", "name"), on_delete=_repository_deleted),
+    "aws:s3/bucket:Bucket": Rules(("bucket",), on_delete=_bucket_deleted),
+    "aws:s3/bucketPolicy:BucketPolicy": _POLICY_TURN,
+    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": _POLICY_TURN,
+    "aws:s3/bucketObjectv2:BucketObjectv2": Rules(
+        ("bucket", "key"), identity=lambda name, inputs: f"{inputs['bucket']}/{inputs['key']}"
+    ),
+    "aws:autoscaling/tag:Tag": Rules(
+        ("autoscalingGroupName", "tag.key"),
+        identity=lambda name, inputs: f"{inputs['autoscalingGroupName']},{inputs['tag']['key']}",
+    ),
+}
+
+
+def control_plane(inputs: Inputs, role_arn: str) -> Inputs:
+    """The inputs of the `aws.eks.Cluster` inside pulumi-eks's component."""
+    return {
+        "name": inputs["name"],
+        "roleArn": role_arn,
+        "version": inputs.get("version"),
+        "vpcConfig": {
+            "subnetIds": inputs["privateSubnetIds"],
+            "endpointPrivateAccess": inputs.get("endpointPrivateAccess"),
+            "endpointPublicAccess": inputs.get("endpointPublicAccess"),
+        },
+        "encryptionConfig": {"provider": {"keyArn": inputs["encryptionConfigKeyArn"]}, "resources": ["secrets"]},
+        "tags": inputs.get("tags"),
+    }
+
+
+def trust() -> str:
+    """Who assumes the role of the control plane."""
+    statement = {"Effect": "Allow", "Principal": {"Service": "eks.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -1,0 +1,232 @@
+"""Azure: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine_values import at
+from engine_world import Inputs, Refused, Rules, Thing, World
+
+_A = "azure-native:"
+_TIB = 2**40
+_SUBNET, _NSG = f"{_A}network:Subnet", f"{_A}network:NetworkSecurityGroup"
+_POOL, _VOLUME = f"{_A}netapp:CapacityPool", f"{_A}netapp:CapacityPoolVolume"
+_GROUP, _CLUSTER = f"{_A}resources:ResourceGroup", f"{_A}containerservice:ManagedCluster"
+_AGENTS = f"{_A}containerservice:AgentPool"
+_LEVELS = ("Standard", "Premium", "Ultra", "Flexible")
+
+#: Inputs that name what contains a resource, outermost first; the last one given is its own name where it has one.
+_PATH = (
+    "virtualNetworkName",
+    "subnetName",
+    "accountName",
+    "poolName",
+    "volumeName",
+    "containerName",
+    "managementPolicyName",
+    "resourceName",
+    "agentPoolName",
+    "configName",
+    "registryName",
+    "workspaceName",
+    "privateZoneName",
+    "privateEndpointName",
+)
+#: Types whose own name is among `_PATH`.
+_OWN_NAME = {
+    _SUBNET,
+    _POOL,
+    _VOLUME,
+    _AGENTS,
+    f"{_A}containerregistry:Registry",
+    f"{_A}containerservice:MaintenanceConfiguration",
+    f"{_A}dashboard:Grafana",
+    f"{_A}privatedns:PrivateZone",
+    f"{_A}storage:BlobContainer",
+    f"{_A}storage:ManagementPolicy",
+    f"{_A}storage:StorageAccount",
+}
+
+
+def identity(token: str, name: str, inputs: Inputs) -> str:
+    """A resource's path below the subscription."""
+    if token == _GROUP:
+        return f"/subscriptions/0/resourceGroups/{name}"
+    parts = [str(inputs[key]) for key in _PATH if inputs.get(key)]
+    own = [] if token in _OWN_NAME else [name]
+    scope = inputs.get("scope") or inputs.get("resourceUri")
+    group = scope or f"/subscriptions/0/resourceGroups/{inputs.get('resourceGroupName')}"
+    kind = token.removeprefix(_A).replace(":", "/")
+    return f"{group}/providers/Microsoft.{kind}/{'/'.join([*parts, *own])}"
+
+
+def _pool_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """https://learn.microsoft.com/en-us/azure/azure-netapp-files/azure-netapp-files-resource-limits"""
+    size = inputs["size"]
+    if not isinstance(size, (int, float)) or size < _TIB or size % _TIB:
+        yield "size", "a pool has whole TiB, in bytes, 1 TiB at least"
+    if inputs.get("serviceLevel") not in _LEVELS:
+        yield "serviceLevel", f"must be one of {_LEVELS}"
+    if inputs.get("qosType", "Auto") not in ("Auto", "Manual"):
+        yield "qosType", "must be Auto or Manual"
+
+
+def _volume_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    size = inputs["usageThreshold"]
+    if not isinstance(size, (int, float)) or not 50 * 2**30 <= size <= 100 * _TIB:
+        yield "usageThreshold", "a volume has 50 GiB to 100 TiB, in bytes"
+    if not set(inputs.get("protocolTypes", ["NFSv3"])) <= {"NFSv3", "NFSv4.1", "CIFS"}:
+        yield "protocolTypes", "must be of NFSv3, NFSv4.1 and CIFS"
+    if inputs.get("networkFeatures", "Standard") not in ("Basic", "Standard"):
+        yield "networkFeatures", "must be Basic or Standard"
+
+
+def _pool_of(world: World, inputs: Inputs) -> Thing:
+    for pool in world.of_type(_POOL):
+        if all(pool.inputs[key] == inputs[key] for key in ("accountName", "poolName")):
+            return pool
+    raise Refused(f"ResourceNotFound: no capacity pool {inputs['accountName']}/{inputs['poolName']}")
+
+
+def _volume_fits(world: World, inputs: Inputs) -> None:
+    if inputs["usageThreshold"] > _pool_of(world, inputs).inputs["size"]:
+        raise Refused("PoolSizeTooSmall: the volume is larger than what is left of its pool")
+    subnet = world.find(_SUBNET, inputs["subnetId"])
+    services = [one.get("serviceName") for one in (subnet.inputs.get("delegations") or [])] if subnet else []
+    if "Microsoft.NetApp/volumes" not in services:
+        raise Refused("NoDelegatedSubnet: the subnet is not delegated to Microsoft.NetApp/volumes")
+
+
+def _volumes_of(world: World, pool: Inputs) -> list[Thing]:
+    keys = ("accountName", "poolName")
+    return [one for one in world.of_type(_VOLUME) if all(one.inputs[key] == pool[key] for key in keys)]
+
+
+def _pool_updated(world: World, thing: Thing, inputs: Inputs) -> None:
+    used = sum(volume.inputs["usageThreshold"] for volume in _volumes_of(world, inputs))
+    if inputs["size"] < used:
+        raise Refused(f"PoolSizeTooSmall: volumes of {used} bytes are in the pool, it cannot have {inputs['size']}")
+
+
+def _pool_deleted(world: World, thing: Thing) -> None:
+    for volume in _volumes_of(world, thing.inputs):
+        raise Refused(f"CannotDeleteResource: {thing.id} has nested resources, {volume.name}")
+
+
+def _agents_updated(world: World, thing: Thing, inputs: Inputs) -> None:
+    if not inputs.get("enableAutoScaling"):
+        return
+    if not inputs["minCount"] <= inputs["count"] <= inputs["maxCount"]:
+        raise Refused("InvalidParameter: count is outside minCount and maxCount")
+
+
+def _agents_created(world: World, inputs: Inputs) -> None:
+    _agents_updated(world, Thing(_AGENTS, "", "", "", inputs, {}), inputs)
+
+
+def _group_deleted(world: World, thing: Thing) -> None:
+    """A group goes with all that is in it."""
+    for inside in [one for one in world.things.values() if one.id.startswith(f"{thing.id}/")]:
+        world.remove(inside)
+
+
+def _cluster_deleted(world: World, thing: Thing) -> None:
+    for pool in world.of_type(_AGENTS):
+        if pool.inputs["resourceName"] in thing.handles:
+            world.remove(pool)
+
+
+def _nested(*types: str) -> dict[str, str]:
+    return dict.fromkeys(types, "CannotDeleteResource: nested resources exist")
+
+
+def _placed(inputs: Inputs) -> str:
+    """One VNet, one change at a time."""
+    return f"subnets of {inputs['virtualNetworkName']}"
+
+
+_IN_USE = "InUseSubnetCannotBeDeleted"
+
+RULES: Mapping[str, Rules] = {
+    _GROUP: Rules(("location", "resourceGroupName"), on_delete=_group_deleted),
+    f"{_A}network:VirtualNetwork": Rules(
+        ("location", "virtualNetworkName"), _nested(_SUBNET, f"{_A}privatedns:VirtualNetworkLink")
+    ),
+    _SUBNET: Rules(
+        ("subnetName", "virtualNetworkName"),
+        dict.fromkeys((_CLUSTER, _AGENTS, _VOLUME, f"{_A}network:PrivateEndpoint"), _IN_USE),
+        turn=_placed,
+    ),
+    _NSG: Rules(("location",), {_SUBNET: "InUseNetworkSecurityGroupCannotBeDeleted"}),
+    f"{_A}network:NatGateway": Rules(("location", "sku"), {_SUBNET: "NatGatewayInUseBySubnet"}),
+    f"{_A}network:PublicIPAddress": Rules(
+        ("location", "sku", "publicIPAllocationMethod"), {f"{_A}network:NatGateway": "PublicIPAddressCannotBeDeleted"}
+    ),
+    f"{_A}network:PrivateEndpoint": Rules(("subnet", "privateLinkServiceConnections")),
+    f"{_A}privatedns:PrivateZone": Rules(
+        ("privateZoneName",), _nested(f"{_A}privatedns:VirtualNetworkLink", f"{_A}network:PrivateDnsZoneGroup")
+    ),
+    f"{_A}privatedns:VirtualNetworkLink": Rules(("privateZoneName", "virtualNetwork")),
+    f"{_A}netapp:Account": Rules(("accountName", "location"), _nested(_POOL)),
+    _POOL: Rules(
+        ("accountName", "poolName", "serviceLevel"),
+        problems=_pool_problems,
+        on_update=_pool_updated,
+        on_delete=_pool_deleted,
+    ),
+    _VOLUME: Rules(
+        (
+            "accountName",
+            "creationToken",
+            "networkFeatures",
+            "poolName",
+            "protocolTypes",
+            "securityStyle",
+            "subnetId",
+            "volumeName",
+            "zones",
+        ),
+        problems=_volume_problems,
+        on_create=_volume_fits,
+        on_update=lambda world, thing, inputs: _volume_fits(world, inputs),
+    ),
+    _CLUSTER: Rules(
+        ("dnsPrefix", "location", "networkProfile.podCidr", "networkProfile.serviceCidr", "resourceName"),
+        on_delete=_cluster_deleted,
+    ),
+    _AGENTS: Rules(
+        (
+            "agentPoolName",
+            "availabilityZones",
+            "gpuProfile",
+            "osDiskSizeGB",
+            "proximityPlacementGroupID",
+            "resourceName",
+            "scaleSetPriority",
+            "vmSize",
+            "vnetSubnetID",
+        ),
+        on_create=_agents_created,
+        on_update=_agents_updated,
+    ),
+    f"{_A}compute:ProximityPlacementGroup": Rules(
+        ("location",), {_AGENTS: "OperationNotAllowed: used by virtual machines"}
+    ),
+    f"{_A}authorization:RoleAssignment": Rules(("principalId", "roleDefinitionId", "scope")),
+    f"{_A}storage:StorageAccount": Rules(("accountName", "isHnsEnabled", "kind")),
+    f"{_A}storage:BlobContainer": Rules(("accountName", "containerName")),
+    f"{_A}containerregistry:Registry": Rules(("registryName",)),
+    f"{_A}monitor:DataCollectionEndpoint": Rules(
+        ("location",), {f"{_A}monitor:DataCollectionRule": "the endpoint is linked to a rule"}
+    ),
+    f"{_A}monitor:DataCollectionRule": Rules(
+        ("location",), {f"{_A}monitor:DataCollectionRuleAssociation": "the rule has associations, delete them first"}
+    ),
+}
+
+
+def may_administer(world: World) -> bool:
+    """Whether somebody still holds the role without which AKS's API answers 403."""
+    role = "b1ff04bb-8a4e-4dc4-8eb5-8693973ce19b"
+    grants = world.of_type(f"{_A}authorization:RoleAssignment")
+    return any(str(at(one.inputs, "roleDefinitionId")).endswith(role) for one in grants)

@@ -1,0 +1,173 @@
+"""Google Cloud: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine_values import at
+from engine_world import Inputs, Refused, Rules, Thing, World
+
+_NETWORK, _SUBNET = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
+_CLUSTER, _NODES = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
+_FILESTORE, _OBJECT = "gcp:filestore/instance:Instance", "gcp:storage/bucketObject:BucketObject"
+_USED = "resourceInUseByAnotherResource"
+#: Filestore's zonal tier: two bands with steps of their own, and no way from one into the other.
+_BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
+_TIERS = ("BASIC_HDD", "BASIC_SSD", "HIGH_SCALE_SSD", "ZONAL", "REGIONAL", "ENTERPRISE")
+
+
+def _band(size_gib: object) -> int | None:
+    for number, (least, most, step) in enumerate(_BANDS):
+        if isinstance(size_gib, int) and least <= size_gib <= most and not (size_gib - least) % step:
+            return number
+    return None
+
+
+def _filestore_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """https://cloud.google.com/filestore/docs/service-tiers"""
+    if inputs.get("tier") not in _TIERS:
+        yield "tier", f"must be one of {_TIERS}"
+    if inputs.get("tier") == "ZONAL" and _band(at(inputs, "fileShares.capacityGb")) is None:
+        yield "fileShares.capacityGb", "1024 to 9984 in steps of 256, or 10240 to 102400 in steps of 2560"
+    if inputs.get("protocol", "NFS_V3") not in ("NFS_V3", "NFS_V4_1"):
+        yield "protocol", "must be NFS_V3 or NFS_V4_1"
+
+
+def _filestore_updated(world: World, thing: Thing, inputs: Inputs) -> None:
+    before, after = (at(one, "fileShares.capacityGb") for one in (thing.inputs, inputs))
+    if _band(before) != _band(after):
+        raise Refused(f"INVALID_ARGUMENT: an instance of {before} GiB cannot become one of {after} GiB")
+
+
+def _cluster_deleted(world: World, thing: Thing) -> None:
+    if thing.inputs.get("deletionProtection", True):
+        raise Refused("cannot destroy cluster because deletion_protection is set to true")
+    for pool in world.users(thing, [_NODES]):
+        world.remove(pool)
+
+
+def _nodes_created(world: World, inputs: Inputs) -> None:
+    """A private node reaches the registry of its own agents through the NAT gateway."""
+    if not world.of_type("gcp:compute/routerNat:RouterNat"):
+        raise Refused("All cluster resources were brought up, but: only 0 nodes out of 1 have registered; no way out")
+
+
+def _nat_deleted(world: World, thing: Thing) -> None:
+    for pool in world.of_type(_NODES):
+        raise Refused(f"{_USED}: nodes of {pool.name} are in use of {thing.id}")
+
+
+def _bucket_deleted(world: World, thing: Thing) -> None:
+    objects = world.users(thing, [_OBJECT])
+    if objects and not thing.inputs.get("forceDestroy"):
+        raise Refused(f"Error trying to delete bucket {thing.id} containing objects without `force_destroy`")
+    for one in objects:
+        world.remove(one)
+
+
+def _api_enabled(api: str) -> Rules:
+    """Nothing of a service exists before its API is switched on."""
+
+    def created(world: World, inputs: Inputs) -> None:
+        found = {one.inputs["service"] for one in world.of_type("gcp:projects/service:Service")}
+        if f"{api}.googleapis.com" not in found:
+            raise Refused(f"Error 403: {api}.googleapis.com has not been used in project before or it is disabled")
+
+    return Rules(on_create=created)
+
+
+def _with(api: str, rules: Rules) -> Rules:
+    enabled, own = _api_enabled(api), rules.on_create
+
+    def created(world: World, inputs: Inputs) -> None:
+        enabled.on_create(world, inputs)
+        own(world, inputs)
+
+    return Rules(**{**vars(rules), "on_create": created})
+
+
+RULES: Mapping[str, Rules] = {
+    _NETWORK: _with(
+        "compute",
+        Rules(
+            ("autoCreateSubnetworks", "name"),
+            dict.fromkeys(
+                (_SUBNET, "gcp:compute/firewall:Firewall", "gcp:compute/router:Router", _FILESTORE, _CLUSTER, _NODES),
+                _USED,
+            ),
+        ),
+    ),
+    _SUBNET: _with(
+        "compute",
+        Rules(
+            ("name", "network", "region"),
+            dict.fromkeys((_CLUSTER, _NODES, "gcp:compute/routerNat:RouterNat"), _USED),
+        ),
+    ),
+    "gcp:compute/firewall:Firewall": Rules(("direction", "name", "network")),
+    "gcp:compute/router:Router": Rules(("name", "network", "region"), {"gcp:compute/routerNat:RouterNat": _USED}),
+    "gcp:compute/routerNat:RouterNat": Rules(("name", "region", "router"), on_delete=_nat_deleted),
+    _CLUSTER: _with(
+        "container",
+        Rules(
+            (
+                "databaseEncryption",
+                "datapathProvider",
+                "defaultMaxPodsPerNode",
+                "enableMultiNetworking",
+                "ipAllocationPolicy",
+                "location",
+                "name",
+                "network",
+                "networkingMode",
+                "nodeConfig",
+                "privateClusterConfig.masterIpv4CidrBlock",
+                "subnetwork",
+            ),
+            on_delete=_cluster_deleted,
+        ),
+    ),
+    _NODES: _with(
+        "container",
+        Rules(
+            (
+                "cluster",
+                "initialNodeCount",
+                "location",
+                "name",
+                "networkConfig.additionalNodeNetworkConfigs",
+                "nodeConfig.guestAccelerators",
+                "nodeConfig.oauthScopes",
+                "nodeConfig.serviceAccount",
+                "nodeConfig.spot",
+                "placementPolicy",
+            ),
+            on_create=_nodes_created,
+        ),
+    ),
+    _FILESTORE: _with(
+        "file",
+        Rules(
+            ("location", "name", "networks", "protocol", "tier"),
+            problems=_filestore_problems,
+            on_update=_filestore_updated,
+        ),
+    ),
+    "gcp:storage/bucket:Bucket": _with("storage", Rules(("location", "name"), on_delete=_bucket_deleted)),
+    "gcp:serviceaccount/account:Account": _with("iam", Rules(("accountId",))),
+    "gcp:serviceaccount/iAMMember:IAMMember": Rules(("member", "role", "serviceAccountId")),
+    "gcp:kms/keyRing:KeyRing": _with("cloudkms", Rules(("location", "name"))),
+    "gcp:kms/cryptoKey:CryptoKey": _with("cloudkms", Rules(("keyRing", "name"))),
+    "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": Rules(("cryptoKeyId", "member", "role"), {}),
+    "gcp:artifactregistry/repository:Repository": _with(
+        "artifactregistry",
+        Rules(
+            ("format", "location", "repositoryId"),
+            identity=lambda name, inputs: f"projects/my-project/repositories/{inputs['repositoryId']}",
+        ),
+    ),
+    "gcp:projects/service:Service": Rules(
+        ("project", "service"), identity=lambda name, inputs: f"{inputs['project']}/{inputs['service']}"
+    ),
+    "gcp:monitoring/dashboard:Dashboard": _api_enabled("monitoring"),
+}

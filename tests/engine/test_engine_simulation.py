@@ -1,0 +1,154 @@
+"""The simulated clouds themselves: what they refuse is what makes the engine's tests able to fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import engine_clouds
+import pytest
+from engine_lifecycle import num_creates, spread
+from engine_world import ConnectionLost, Refused, World
+
+SUBNET, VPC = "aws:ec2/subnet:Subnet", "aws:ec2/vpc:Vpc"
+LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
+NAMESPACE, JOB = "kubernetes:core/v1:Namespace", "kubernetes:batch/v1:Job"
+CLAIM = "kubernetes:core/v1:PersistentVolumeClaim"
+
+
+@pytest.fixture
+def world() -> World:
+    """An empty world beside an existing cluster."""
+    made = World(engine_clouds.rules_of)
+    made.kubeconfig = "server: https://127.0.0.1:6443"
+    return made
+
+
+def job(completions: int = 2, claim: str = "datasets") -> dict[str, Any]:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim}}
+    pod = {"spec": {"containers": [{"name": "trainer"}], "volumes": [volume]}}
+    metadata = {"name": "run-1", "namespace": "training"}
+    return {"metadata": metadata, "spec": {"completions": completions, "template": pod}}
+
+
+def lustre(subnet: str, **changed: object) -> dict[str, Any]:
+    wanted = {"deploymentType": "PERSISTENT_2", "storageCapacity": 1200, "perUnitStorageThroughput": 250}
+    return {**wanted, "subnetIds": subnet, **changed}
+
+
+def test_a_vpc_stays_while_it_has_a_subnet_and_a_subnet_while_it_has_a_file_system(world: World) -> None:
+    vpc = world.create(VPC, "vpc", {"cidrBlock": "10.0.0.0/16"})
+    subnet = world.create(SUBNET, "subnet", {"vpcId": vpc.id})
+    system = world.create(LUSTRE, "lustre", lustre(subnet.id))
+    for token, thing in ((VPC, vpc), (SUBNET, subnet)):
+        with pytest.raises(Refused, match="DependencyViolation"):
+            world.delete(token, thing.id)
+    for token, thing in ((LUSTRE, system), (SUBNET, subnet), (VPC, vpc)):
+        world.delete(token, thing.id)
+    assert not world.things
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_bucket_with_objects_goes_only_when_forced(world: World, forced: bool) -> None:
+    bucket = world.create("aws:s3/bucket:Bucket", "bucket", {"forceDestroy": forced})
+    world.add("aws:s3/bucketObjectv2:BucketObjectv2", "checkpoint", {"bucket": bucket.computed["bucket"]})
+    if forced:
+        world.delete(bucket.type, bucket.id)
+        assert not world.things, "objects of a bucket that is gone"
+    else:
+        with pytest.raises(Refused, match="BucketNotEmpty"):
+            world.delete(bucket.type, bucket.id)
+
+
+def test_a_custom_resource_needs_its_operator_and_an_object_its_namespace(world: World) -> None:
+    monitor = {"metadata": {"name": "run", "namespace": "training"}}
+    kind = "kubernetes:monitoring.coreos.com/v1:PodMonitor"
+    with pytest.raises(Refused, match='no matches for kind "PodMonitor"'):
+        world.create(kind, "monitor", monitor)
+    release = {"chart": "kube-prometheus-stack", "name": "kube-prometheus-stack", "namespace": "monitoring"}
+    with pytest.raises(Refused, match='namespaces "monitoring" not found'):
+        world.create("kubernetes:helm.sh/v3:Release", "prometheus", release)
+    for name in ("monitoring", "training"):
+        world.create(NAMESPACE, name, {"metadata": {"name": name}})
+    world.create("kubernetes:helm.sh/v3:Release", "prometheus", release)
+    world.create(kind, "monitor", monitor)
+    with pytest.raises(Refused, match="stays Terminating"):
+        world.delete(NAMESPACE, "training")
+
+
+def test_a_cluster_that_is_gone_answers_nothing(world: World) -> None:
+    world.kubeconfig = "server: https://of.a.cloud"
+    with pytest.raises(Refused, match="unreachable"):
+        world.create(NAMESPACE, "training", {"metadata": {"name": "training"}})
+
+
+def test_a_jobs_pods_cannot_change_and_protect_their_claim(world: World) -> None:
+    world.create(NAMESPACE, "training", {"metadata": {"name": "training"}})
+    claim = {"metadata": {"name": "datasets", "namespace": "training"}, "spec": {"storageClassName": ""}}
+    world.create(CLAIM, "claim", claim)
+    world.create(JOB, "job", job())
+    with pytest.raises(Refused, match="field is immutable"):
+        world.update(JOB, "training/run-1", job(claim="another"))
+    assert world.diff(JOB, job(), job(claim="another")).replaces
+    with pytest.raises(Refused, match="pvc-protection"):
+        world.delete(CLAIM, "training/datasets")
+    larger = {**claim, "spec": {"storageClassName": "", "resources": {"requests": {"storage": "2Ti"}}}}
+    with pytest.raises(Refused, match="only dynamically provisioned pvc can be resized"):
+        world.update(CLAIM, "training/datasets", larger)
+
+
+def test_lustre_grows_in_place_and_shrinks_only_by_another_file_system(world: World) -> None:
+    small, large = lustre("subnet"), lustre("subnet", storageCapacity=2400)
+    assert not world.diff(LUSTRE, small, large).replaces
+    assert world.diff(LUSTRE, large, small).replaces == ("storageCapacity",)
+
+
+def test_a_pools_bounds_must_hold_its_present_size(world: World) -> None:
+    kind = "aws:eks/nodeGroup:NodeGroup"
+    world.add(kind, "gpu", {"scalingConfig": {"minSize": 0, "desiredSize": 2, "maxSize": 2}})
+    with pytest.raises(Refused, match="desired capacity 2 is outside the new bounds"):
+        world.update(kind, "gpu", {"scalingConfig": {"minSize": 3, "desiredSize": 2, "maxSize": 4}})
+
+
+@pytest.mark.parametrize(
+    ("token", "inputs", "path"),
+    [
+        (SUBNET, {"cidrBlock": "10.0.0.0/24"}, "vpcId"),
+        (SUBNET, {"vpcId": "vpc", "mapPublicIpOnLaunch": "no"}, "mapPublicIpOnLaunch"),
+        (SUBNET, {"vpcId": "vpc", "cidr": "10.0.0.0/24"}, "cidr"),
+        (LUSTRE, lustre("subnet", storageCapacity=1300), "storageCapacity"),
+        (LUSTRE, lustre("subnet", perUnitStorageThroughput=200), "perUnitStorageThroughput"),
+        (
+            "azure-native:netapp:CapacityPool",
+            {"accountName": "a", "resourceGroupName": "g", "serviceLevel": "Premium", "size": 2**40 + 1},
+            "size",
+        ),
+        (
+            "gcp:filestore/instance:Instance",
+            {"tier": "ZONAL", "fileShares": {"name": "data", "capacityGb": 1025}, "networks": []},
+            "fileShares.capacityGb",
+        ),
+    ],
+)
+def test_inputs_that_a_service_refuses_are_found_before_anything_is_made(
+    world: World, token: str, inputs: dict[str, Any], path: str
+) -> None:
+    assert [found for found, _ in world.check(token, inputs)] == [path]
+
+
+def test_a_fault_happens_once_and_makes_nothing(world: World) -> None:
+    world.faults.fail_create = 2
+    world.create(VPC, "first", {})
+    with pytest.raises(Refused, match="injected"):
+        world.create(VPC, "second", {})
+    world.faults.lose_create = 1
+    with pytest.raises(ConnectionLost):
+        world.create(VPC, "second", {})
+    world.create(VPC, "second", {})
+    assert [name for _, _, name in world.log] == ["first", "second"]
+
+
+def test_the_positions_of_faults_reach_from_the_first_to_the_last() -> None:
+    assert spread(15) == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert spread(117)[0] == 1
+    assert spread(117)[-1] == 117
+    assert num_creates("local") == 12

@@ -1,0 +1,40 @@
+"""What a person sees of the program when the engine interrupts it after a resource failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from infra_mocks import ROOT
+
+PROGRAM = """
+import sys, time
+from infra.interrupted import end_without_a_trace
+end_without_a_trace()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("started_by_the_engine", "code", "shown"), [(True, 32, ""), (False, -signal.SIGINT, "KeyboardInterrupt")]
+)
+def test_only_a_program_that_the_engine_started_ends_without_a_trace(
+    started_by_the_engine: bool, code: int, shown: str
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PULUMI_CONFIG"}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({"PULUMI_CONFIG": "{}"} if started_by_the_engine else {})
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=60)
+    assert program.returncode == code
+    assert shown in errors
+    assert shown or not errors, "Python's trace hides the line of the resource that failed"
