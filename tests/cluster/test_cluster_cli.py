@@ -164,9 +164,10 @@ def test_a_user_without_any_right_is_told_so_in_one_line(plane: Plane, run: Comm
 
 
 def test_a_user_of_one_namespace_sees_why_a_pod_waits(
-    plane: Plane, run: Commands, gpu_nodes: Nodes, start: Start
+    plane: Plane, run: Commands, gpu_nodes: Nodes, start: Start, operators: Callable[[Operator], None]
 ) -> None:
-    """`view` of Kubernetes itself lists no nodes: the rest of the picture is there without them."""
+    """`view` of Kubernetes itself lists neither nodes nor the operators' kinds: the rest is there without them."""
+    operators(PYTORCHJOB)
     gpu_nodes(1)
     start()
     account(plane, run.namespace, "viewer")

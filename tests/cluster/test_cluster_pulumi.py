@@ -141,4 +141,5 @@ def test_a_stack_comes_up_is_left_alone_changes_and_goes(
     gone = stack.destroy()
     assert {operation for operation, _ in gone} == {"delete"}
     wait_for("end of the namespace", lambda: plane.kubectl("get", "ns", NAMESPACE, check=False).returncode != 0)
-    wait_for("a cluster as it was", lambda: cluster_wide(plane) == nothing)
+    # Earlier tests' namespaces may go meanwhile; nothing may have come.
+    wait_for("end of all that came", lambda: cluster_wide(plane) <= nothing)

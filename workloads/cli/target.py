@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 
 from workloads.cli.api import Api, Object, namespaced
-from workloads.cli.errors import CliError
+from workloads.cli.errors import CliError, RefusedError
 from workloads.cli.outputs import stack_outputs
 from workloads.facts import COMPONENT_LABEL, RUN_LABEL
 
@@ -40,10 +40,19 @@ class Target:
             found = self.api.find(namespaced(self.namespace, self.kind, self.name))
             if found is not None:
                 return self.kind, found
+        refused: RefusedError | None = None
         for kind in KINDS:
-            jobs = self.api.items(namespaced(self.namespace, kind), labelSelector=self.selector)
+            try:
+                jobs = self.api.items(namespaced(self.namespace, kind), labelSelector=self.selector)
+            except RefusedError as error:
+                if error.status != 403:  # HTTP: forbidden; role `view` shows Jobs and not the operators' kinds
+                    raise
+                refused = refused or error
+                continue
             if jobs:
                 return kind, max(jobs, key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
+        if refused:
+            raise refused
         return None
 
     def found_job(self) -> tuple[str, Object]:
