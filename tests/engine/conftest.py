@@ -82,6 +82,8 @@ def stories(
         for kind in ("life", "faults"):
             if stack and kind in getattr(item, "fixturenames", ()):
                 wanted[kind, stack] = None
+    for stack in {stack for _, stack in wanted}:
+        engine_lifecycle.load_sdks(stack)
     with ThreadPoolExecutor(max_workers=2) as pool:
         found: dict[tuple[str, str], Future[object]] = {}
         for kind, stack in wanted:

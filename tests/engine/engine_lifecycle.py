@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import engine_clouds
+import engine_sdk
 from engine_provider import Server
 from engine_runs import ROOT, Project, Run
 from engine_world import World
@@ -121,9 +123,22 @@ def orphans(world: World, project: Project) -> list[str]:
 
 def num_creates(stack: str) -> int:
     """Resources that a cloud makes for the stack, by its golden list and by what its remote components make."""
+    return sum(engine_clouds.COMPONENT_CHILDREN.get(token, 1) for token in _golden_types(stack))
+
+
+def load_sdks(stack: str) -> None:
+    """Import what the stack's program will: the SDKs load their parts when first used, which two threads must not do.
+
+    A module that another thread is still filling has no such class yet.
+    """
+    importlib.import_module("pulumi_kubernetes.meta.v1")
+    for token in _golden_types(stack):
+        engine_sdk.arguments_of(token)
+
+
+def _golden_types(stack: str) -> list[str]:
     golden = (ROOT / "tests/infra/golden" / f"{stack}.txt").read_text().splitlines()
-    made = [line.partition("  ")[0] for line in golden if not line.startswith(("torchrec-cloud:", "pulumi:providers"))]
-    return sum(engine_clouds.COMPONENT_CHILDREN.get(token, 1) for token in made)
+    return [line.partition("  ")[0] for line in golden if not line.startswith(("torchrec-cloud:", "pulumi:providers"))]
 
 
 def spread(total: int, num: int = 8) -> list[int]:

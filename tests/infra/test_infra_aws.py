@@ -428,7 +428,7 @@ def test_the_bucket_is_kept_with_its_protections_or_deleted_with_its_content(
 ) -> None:
     recording = stack("aws", {"storage.on_destroy": on_destroy})
     parts = [item for item in recording.registrations if item.type.startswith("aws:s3/")]
-    assert len(parts) == 7
+    assert len(parts) == 8
     assert {item.retained for item in parts} == {kept}, "a kept bucket must not lose its policy or become public"
     assert recording.one("aws:s3/bucket:Bucket").inputs["forceDestroy"] is not kept
     others = [item for item in recording.registrations if item not in parts and item.retained]

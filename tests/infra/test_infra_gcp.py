@@ -331,7 +331,8 @@ def test_flex_start_gives_its_nodes_back_when_it_is_told_to(stack: Run) -> None:
 
 
 def test_the_pool_begins_with_the_nodes_asked_for_and_scales_within_its_bounds(stack: Run) -> None:
-    recording = stack("gcp", {"gpu.nodes.min": 1, "gpu.nodes.desired": 3, "gpu.nodes.max": 5})
+    bounds = {"gpu.nodes.min": 1, "gpu.nodes.desired": 3, "gpu.nodes.max": 5}
+    recording = stack("gcp", bounds | {"trainer.train.batch_size": 24 * 128})
     pool = _gpu_pool(recording)
     assert pool["initialNodeCount"] == 3
     assert pool["autoscaling"] == {"totalMinNodeCount": 1, "totalMaxNodeCount": 5, "locationPolicy": "ANY"}
