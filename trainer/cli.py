@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from trainer.errors import UserError
 
 EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
+_TO_SPEAK_SECONDS = 10  # importing torch takes that long on a busy machine
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[name](rest)
     except UserError as error:
-        return EXIT_USER_ERROR if error.reported else _fail(str(error))
+        if not error.reported:
+            return _fail(str(error))
+        _leave_last()
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         if _is_main():
             _say(f"interrupted; the same command {_AFTER_AN_INTERRUPT.get(name, 'resumes from the last checkpoint')}")
@@ -210,6 +215,13 @@ def _evaluate(config: Any, runtime: Any) -> int:
 
 def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _leave_last() -> None:
+    """Wait to be ended by the launcher, which ends all processes as soon as one has gone: were this the first, the one
+    that says what is wrong might not come to say it."""
+    if not _is_main():
+        time.sleep(_TO_SPEAK_SECONDS)
 
 
 def _fail(message: str) -> int:

@@ -80,7 +80,10 @@ class Preemption:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        signal.signal(signal.SIGTERM, self._old_handler)
+        if error is None:
+            signal.signal(signal.SIGTERM, self._old_handler)
+        # Otherwise the process is ending already, and its own exit code says more than that of a signal: the launcher
+        # sends one to all processes once it has seen that one of them is dead.
         signal.set_wakeup_fd(self._old_fd)
         os.close(self._write_end)
 
