@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_cluster import FakeCluster
-from runs import NAME, TRAIN, job, line, pod
+from workload_runs import NAME, TRAIN, job, line, pod
 
 Command = Callable[..., int]
 FIRST, SECOND = f"{NAME}-0-x0y", f"{NAME}-1-x1y"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import TOKEN, FakeCluster, closed_port
-from runs import (
+from workload_runs import (
     DEPLOYMENTS,
     JOBS,
     LABELS,

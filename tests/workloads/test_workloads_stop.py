@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster
-from runs import COLLECTIONS, NAME, NAMESPACE, PODS, WORKLOADS, condition, job
+from workload_runs import COLLECTIONS, NAME, NAMESPACE, PODS, WORKLOADS, condition, job
 
 from workloads.cli import tensorboard
 from workloads.cli.api import Api

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
-from runs import INDEX, JOBS, PODS, condition
+from workload_runs import INDEX, JOBS, PODS, condition
 
 from infra import catalog
 from infra.contract import GPU_LABEL, GPU_TAINT, Fabric, GpuPool, Mount, Storage
