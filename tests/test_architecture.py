@@ -55,7 +55,7 @@ def type_checking(node: ast.AST) -> bool:
 
 
 def statements(tree: ast.AST, lazy: bool) -> Iterator[ast.stmt]:
-    """Statements that an import workload_runs, with `lazy` also those inside functions; never what is for type checkers."""
+    """Statements that an import runs, with `lazy` also those inside functions; never what is for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if type_checking(node):
             continue
