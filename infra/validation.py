@@ -109,9 +109,12 @@ class _Teller:
             return _missing(key, info)
         if item["type"] == "tuple_type":
             return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", unset(key), item["input"])]
+        wrong = item["msg"].removeprefix("Value error, ")
+        if _section(info) and item["type"] == "value_error":
+            # Keys of the section contradict each other: the message says how, a person decides which of them to change.
+            return [Problem(key, wrong, "keys that agree", mend(f"{key}.<key>", "<value>"), item["input"])]
         example = _example(info) if info else "<value>"
         legal, value = _legal(item, example)
-        wrong = item["msg"].removeprefix("Value error, ")
         return [Problem(key, wrong[:1].lower() + wrong[1:], legal, mend(key, value), item["input"])]
 
     def _unknown(self, key: str, item: ErrorDetails) -> Problem:

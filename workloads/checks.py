@@ -18,11 +18,13 @@ _REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[\w][\w.-]{0,127}|@sha256:[0-
 #: Keys of the trainer that the cluster decides, and the key that a person sets instead.
 _DECIDED = {
     "train.run": "job.run",
+    "train.device": "gpu",
     "checkpoint.uri": "storage",
     "fault.grace_seconds": "job.grace_seconds",
     "metrics.dir": "storage",
     "metrics.prometheus_port": "addons.monitoring",
     "metrics.prometheus_host": "addons.monitoring",
+    "metrics.progress": "python -m workloads logs",
 }
 
 
@@ -96,6 +98,8 @@ def _decided(trainer: TrainConfig) -> Iterable[Problem]:
 
 
 def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
+    if trainer.train.batch_size_is == "per_process":
+        return
     per_node = job.gpus_per_node or pool.gpus_per_node or job.processes_per_node or 1
     most = job_nodes(job, pool.nodes_desired)
     for nodes in range(job.min_nodes or most, most + 1):

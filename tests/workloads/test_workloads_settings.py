@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workload_facts import ROOT  # first: it makes the next import possible
+from workload_facts import ROOT, facts  # first: it makes the next import possible
 
 from infra_mocks import run_stack, stack_config  # isort: skip
+
+from workloads import checks
 
 assert ROOT
 
@@ -41,6 +43,8 @@ CASES = [
     ("aws", {"trainer.train.batch_size": 1000}, "16 processes (2 nodes x 8)", "trainer.train.batch_size 992"),
     ("aws", {"trainer.train.eval_batch_size": 24}, "trainer.train.eval_batch_size = 24", "eval_batch_size 16"),
     ("aws", {"trainer.train.run": "mine"}, "trainer.train.run = 'mine': decided by the cluster", "job.run instead"),
+    ("aws", {"trainer.train.device": "cpu"}, "decided by the cluster", "config rm --path trainer.train.device"),
+    ("aws", {"trainer.metrics.progress": "bar"}, "decided by the cluster", "config rm --path trainer.metrics.progress"),
     ("aws", {"trainer.checkpoint.uri": "s3://x"}, "decided by the cluster", "config rm --path trainer.checkpoint.uri"),
     (
         "aws",
@@ -82,6 +86,21 @@ def test_a_mistake_between_the_trainers_own_keys_is_told_with_its_section() -> N
     message = problems("local", {"trainer.model": {"embedding_dim": 32}})
     assert "trainer.model" in message
     assert "dense_arch" in message
+    assert "pulumi config set --path 'trainer.model.<key>' '<value>'" in message
+    assert "Undefined" not in message
+
+
+def test_every_key_that_the_cluster_decides_is_refused_from_a_person() -> None:
+    """Set and then overwritten, it would be skipped in silence."""
+    decided = facts("local").config.model_dump(exclude_defaults=True)
+    assert decided, "the cluster decides nothing"
+    keys = {f"{section}.{key}" for section, values in decided.items() for key in values}
+    assert keys <= set(checks._DECIDED), "told to nobody"
+
+
+def test_a_batch_of_each_process_need_not_be_shared() -> None:
+    own = {"trainer.train.batch_size_is": "per_process", "trainer.train.batch_size": 1001}
+    assert run_stack("local", own).error is None
 
 
 def test_switching_the_launcher_is_one_line(kubeconfig: Path) -> None:
