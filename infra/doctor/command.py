@@ -151,7 +151,9 @@ def _state(name: str, folder: Path, outputs: list[StackOutputs | None]) -> Findi
         outputs[0] = LiveStack(name, folder=folder, display=Silent()).outputs_if_up()
     except OperationError as error:
         what, _, mend = str(error).partition("; run: ")
-        raise CannotAskError(STATE, " ".join(what.split()), mend=mend or "pulumi login; pulumi stack ls") from None
+        raise CannotAskError(
+            STATE, " ".join(what.split()), must_act=True, mend=mend or "pulumi login; pulumi stack ls"
+        ) from None
     if outputs[0] is None:
         return ok("not up yet: what follows is about what `up` will need")
     return ok(f"up in {outputs[0].account}, cluster {outputs[0].cluster_name}")
@@ -171,6 +173,6 @@ def show(stack: str, found: Sequence[Finding], code: int) -> None:
         table.add_row(Text(name), state, Text(item.result), Text(item.cure))
     console.print(table)
     counts = Counter(item.status for item in found)
-    words = {"problem": "to mend", "unknown": "could not be looked at", "ok": "fine", "skipped": "not needed"}
+    words = {"problem": "to mend", "unknown": "could not be looked at", "ok": "fine", "skipped": "left out"}
     parts = [f"{counts[status]} {text}" for status, text in words.items() if counts[status]]  # type: ignore[index]
     console.print(Text(f"\nstack {stack}: {', '.join(parts)}", style="green" if code == FINE else "bold"))

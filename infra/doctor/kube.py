@@ -27,7 +27,7 @@ class Kube:
         except (ConfigException, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
             # The error's text may quote the file, credentials and all.
             told = f"the kubeconfig cannot be used ({type(error).__name__})"
-            raise CannotAskError(API_LOGIN, told, login=login) from None
+            raise CannotAskError(API_LOGIN, told, must_act=True, login=login) from None
         self._client.configuration.retries = False
         self.host = str(self._client.configuration.host)
 
@@ -67,6 +67,6 @@ class Kube:
             raise CannotAskError(API_FORBIDDEN, f"{self.host} refuses to list {what} (403)", what=what) from None
         if error.status == 401:  # HTTP: unauthorised
             raise CannotAskError(
-                API_LOGIN, f"{self.host} knows nobody by these credentials", login=self._login
+                API_LOGIN, f"{self.host} knows nobody by these credentials", must_act=True, login=self._login
             ) from None
         raise CannotAskError(API_CLOSED, f"{self.host} answers {error.status} for {what}") from None

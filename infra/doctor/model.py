@@ -49,10 +49,10 @@ class Finding:
 
 
 class CannotAskError(Exception):
-    """A question that was not answered; becomes a row of status unknown."""
+    """A question that was not answered; a row of status unknown, or a problem where a person `must_act`."""
 
-    def __init__(self, cause: Cause, result: str, **values: object) -> None:
-        self.finding = unknown(cause, result, **values)
+    def __init__(self, cause: Cause, result: str, *, must_act: bool = False, **values: object) -> None:
+        self.finding = (problem if must_act else unknown)(cause, result, **values)
         super().__init__(result)
 
 

@@ -42,17 +42,18 @@ def engine() -> Finding:
         found = Engine(lambda _: None)
     except OperationError as error:
         return problem(NO_ENGINE, str(error).partition(": ")[0], install=install_hint())
-    beside = Path(found.command).resolve().parent / "pulumi-language-python"
+    command = Path(shutil.which(found.command) or found.command)
+    beside = command.resolve().parent / "pulumi-language-python"
     if not beside.exists() and shutil.which("pulumi-language-python") is None:
         told = f"pulumi {found.version} has no pulumi-language-python beside it"
         return problem(NO_LANGUAGE, told, install=install_hint())
-    return ok(f"pulumi {found.version}, from {found.command}")
+    return ok(f"pulumi {found.version}, from {command}")
 
 
 def plugins(packages: Sequence[str]) -> Finding:
     """Which provider plug-ins are there; the engine downloads what is missing, at the SDK's own version."""
     said = _output(["pulumi", "plugin", "ls"])
-    there, wanted = set(re.findall(r"^(\S+)\s+resource\s+v?(\S+)", said, re.MULTILINE)), []
+    there = set(re.findall(r"^(\S+)\s+resource\s+v?(\S+)", said, re.MULTILINE))
     found, ambient, missing = [], [], []
     for package in packages:
         name = package.removeprefix("pulumi-")
@@ -60,12 +61,10 @@ def plugins(packages: Sequence[str]) -> Finding:
             pin = version(package)
         except PackageNotFoundError:
             return problem(OUT_OF_STEP, f"{package} is not installed")
-        wanted.append((name, pin))
         if path := shutil.which(f"pulumi-resource-{name}"):
             ambient.append(f"{name} is {path}, whatever its version")
         else:
             (found if (name, pin) in there else missing).append(f"{name} {pin}")
-    assert len(wanted) == len(packages)
     parts = [", ".join(found), "; ".join(ambient)]
     parts += [f"`up` downloads {', '.join(missing)}"] if missing else []
     return ok("; ".join(filter(None, parts)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -148,8 +149,7 @@ class Questions:
     def system_quota(self) -> Finding:
         """vCPUs for the nodes of operators and dashboards."""
         kind = self.settings.system.instance_type
-        answer = self.clients("ec2").describe_instance_types(InstanceTypes=[kind])
-        each = int(answer["InstanceTypes"][0]["VCpuInfo"]["DefaultVCpus"])
+        each = _vcpus(self.clients, [kind])[kind]
         count, name = self.settings.system.num_nodes, (self.context.outputs or {}).get("cluster_name")
         used = _used_vcpus(self.clients, "acdhimrtz", False, name)
         return _judged(self.clients, self.settings, _STANDARD, count * each, used, each, f"{count} x {kind}")
@@ -245,16 +245,27 @@ def _used_vcpus(clients: Clients, letters: str, spot: bool, own: str | None) -> 
     """vCPUs of running instances of a class, without those of this stack's own cluster."""
     pages = clients("ec2").get_paginator("describe_instances")
     states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    total = 0
+    running: Counter[str] = Counter()
     for page in pages.paginate(Filters=states):
         for instance in (item for group in page["Reservations"] for item in group["Instances"]):
             kind = str(instance["InstanceType"])
-            ours = kind.startswith(letters) if len(letters) <= 2 else kind[:1] in letters
+            counted = kind.startswith(letters) if len(letters) <= 2 else kind[:1] in letters
             tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
-            if ours and (instance.get("InstanceLifecycle") == "spot") == spot and tags.get("eks:cluster-name") != own:
-                cpu = instance.get("CpuOptions") or {}
-                total += int(cpu.get("CoreCount", 0)) * int(cpu.get("ThreadsPerCore", 1))
-    return total
+            mine = own is not None and tags.get("eks:cluster-name") == own
+            if counted and not mine and (instance.get("InstanceLifecycle") == "spot") == spot:
+                running[kind] += 1
+    each = _vcpus(clients, sorted(running)) if running else {}
+    return sum(count * each[kind] for kind, count in running.items())
+
+
+def _vcpus(clients: Clients, kinds: list[str]) -> dict[str, int]:
+    """vCPUs by type: quotas count those that a type has by default, whatever an instance was started with."""
+    pages = clients("ec2").get_paginator("describe_instance_types").paginate(InstanceTypes=kinds)
+    return {
+        str(item["InstanceType"]): int(item["VCpuInfo"]["DefaultVCpus"])
+        for page in pages
+        for item in page["InstanceTypes"]
+    }
 
 
 def _quota(clients: Clients, service: str, code: str) -> Mapping[str, Any]:
@@ -305,11 +316,11 @@ def _explained(error: Exception, settings: Settings) -> Exception:
         code = str(error.response["Error"]["Code"])
         if any(text in code for text in _DENIED) and code != "AuthFailure":
             return CannotAskError(DENIED, told)
-        return CannotAskError(CREDENTIALS, told, login=LOGIN) if _refused(code) else error
+        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN) if _refused(code) else error
     if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
         return CannotAskError(UNREACHABLE, told, region=settings.region)
     if isinstance(error, (exceptions.BotoCoreError,)):
-        return CannotAskError(CREDENTIALS, told, login=LOGIN)
+        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     return error
 
 

@@ -64,7 +64,8 @@ class Arm:
         self.subscription = subscription
         self.credential = DefaultAzureCredential(exclude_interactive_browser_credential=True, process_timeout=20)
         # Tokens go over TLS alone; a plain address is one of this machine, as in tests.
-        token = BearerTokenCredentialPolicy(self.credential, _SCOPE, enforce_https=endpoint.startswith("https"))
+        self._safe = endpoint.startswith("https")
+        token = BearerTokenCredentialPolicy(self.credential, _SCOPE)
         policies: list[Any] = [RetryPolicy(retry_total=1), token, HttpLoggingPolicy()]
         self._client: Any = PipelineClient(endpoint, policies=policies)
 
@@ -75,7 +76,7 @@ class Arm:
         return self._sent(HttpRequest("GET", self._client.format_url(path), params={"api-version": version, **query}))
 
     def _sent(self, request: Any) -> Mapping[str, Any]:
-        response = self._client.send_request(request, connection_timeout=5, read_timeout=20)
+        response = self._client.send_request(request, connection_timeout=5, read_timeout=20, enforce_https=self._safe)
         response.raise_for_status()
         found: Mapping[str, Any] = response.json()
         return found
@@ -308,7 +309,7 @@ def chosen_subscription(values: Mapping[str, str]) -> str:
     )
     if answer.returncode or not answer.stdout.strip():
         told = " ".join(answer.stderr.split())[:200] or "`az account show` names no subscription"
-        raise CannotAskError(CREDENTIALS, told, login=LOGIN)
+        raise CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     return answer.stdout.strip()
 
 
@@ -337,12 +338,12 @@ def _explained(error: Exception, subscription: str) -> Exception:
 
     told = " ".join(str(getattr(error, "message", None) or error).split())[:300]
     if isinstance(error, exceptions.ClientAuthenticationError):
-        return CannotAskError(CREDENTIALS, told, login=LOGIN)
+        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
         if error.status_code == 403:  # HTTP: forbidden
             return CannotAskError(DENIED, told, subscription=subscription or "<id>")
         if error.status_code == 404 and "Subscription" in told:  # HTTP: not found
-            return CannotAskError(SUBSCRIPTION, told)
+            return CannotAskError(SUBSCRIPTION, told, must_act=True)
         return error
     if isinstance(error, exceptions.AzureError):
         return CannotAskError(UNREACHABLE, told)

@@ -320,14 +320,14 @@ def _explained(error: Exception, settings: Settings) -> Exception:
         if error.code == 403:  # HTTP: forbidden
             return CannotAskError(DENIED, str(error), project=project)
         if error.code == 401:  # HTTP: unauthorised
-            return CannotAskError(CREDENTIALS, str(error), login=LOGIN)
+            return CannotAskError(CREDENTIALS, str(error), must_act=True, login=LOGIN)
         return error
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
     told = " ".join(str(error).split())[:300]
     if isinstance(error, GoogleAuthError):
-        return CannotAskError(CREDENTIALS, told, login=LOGIN)
+        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     if isinstance(error, RequestException):
         return CannotAskError(UNREACHABLE, told)
     return error
