@@ -249,12 +249,14 @@ class Questions:
         group = self.settings.gpu.reservation_id
         if not group:
             return skipped(f"gpu.capacity is {self.settings.gpu.capacity}")
-        from azure.core.exceptions import ResourceNotFoundError
+        from azure.core.exceptions import HttpResponseError
 
         choose = "pulumi config set --path gpu.reservation_id <id>; az capacity reservation group list"
         try:
             place = str(self.arm.get(group, "2024-07-01")["location"]).lower().replace(" ", "")
-        except ResourceNotFoundError:
+        except HttpResponseError as error:
+            if error.status_code != 404:  # HTTP: not found
+                raise
             return problem(RESERVATION, f"no reservation group {group.rpartition('/')[2]}", mend=choose)
         name = group.rpartition("/")[2]
         if place != self.settings.location:
@@ -340,6 +342,8 @@ def _explained(error: Exception, subscription: str) -> Exception:
     if isinstance(error, exceptions.ClientAuthenticationError):
         return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
+        if error.status_code == 401:  # HTTP: unauthorised
+            return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
         if error.status_code == 403:  # HTTP: forbidden
             return CannotAskError(DENIED, told, subscription=subscription or "<id>")
         if error.status_code == 404 and "Subscription" in told:  # HTTP: not found
