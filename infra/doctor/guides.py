@@ -1,4 +1,4 @@
-"""The troubleshooting tables of the guides, written from the causes that the doctor knows."""
+"""The tables of the guides that are data: causes from the doctor's list, costs from the catalog."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra import clouds
+from infra import clouds, configuration
+from infra.cost import HourlyCost
 from infra.doctor.causes import CLUSTER, GENERAL
 from infra.doctor.model import Cause
 from infra.doctor.tools import ROOT
 
-#: `<!-- causes: NAME -->` ... `<!-- /causes -->` in a guide.
-_BLOCK = re.compile(r"(<!-- causes: (?P<name>[\w-]+) -->\n).*?(<!-- /causes -->)", re.DOTALL)
+#: `<!-- causes: NAME -->` ... `<!-- /causes -->` in a guide, and the same with `cost`.
+_BLOCK = re.compile(r"(<!-- (?P<kind>causes|cost): (?P<name>[\w-]+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL)
 
 
 def lists() -> dict[str, Sequence[Cause]]:
@@ -31,10 +32,34 @@ def table(causes: Sequence[Cause]) -> str:
     return "\n".join(["| you see | why | what to do |", "| --- | --- | --- |", *rows]) + "\n"
 
 
+def hourly(stack: str) -> str:
+    """What an hour of a stack of this repository costs, item by item, as its file of settings stands."""
+    settings = configuration.read(stack).repaired().settings
+    lines = settings.cost_lines(settings.gpu.nodes.desired)
+    rows = [f"| {line.count:g} x {line.what} | {line.count * line.on_demand_usd_per_hour:.2f} |" for line in lines]
+    total = HourlyCost(lines).on_demand_usd
+    return "\n".join(["| item | USD per hour |", "| --- | ---: |", *rows, f"| **all** | **{total:.2f}** |"]) + "\n"
+
+
+def hourly_of_all() -> str:
+    """What an hour of every stack costs that pays for its nodes, and how much of it is the GPU nodes."""
+    rows = []
+    for stack in configuration.files():
+        settings = configuration.read(stack).repaired().settings
+        lines = settings.cost_lines(settings.gpu.nodes.desired)
+        if lines:
+            pool, total = lines[0], HourlyCost(lines).on_demand_usd
+            guide = f"[{stack}](infra/clouds/{settings.cloud}/README.md#what-an-hour-costs)"
+            nodes = pool.count * pool.on_demand_usd_per_hour
+            rows.append(f"| {guide}: {pool.count:g} x {pool.what} | {total:.2f} | {nodes:.2f} |")
+    head = ["| stack | USD per hour | of which GPU nodes |", "| --- | ---: | ---: |"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
 def files() -> Iterator[Path]:
     """The guides that have such a table."""
     for path in sorted(ROOT.glob("README.md")) + sorted((ROOT / "infra").rglob("README.md")):
-        if "<!-- causes: " in path.read_text(encoding="utf-8"):
+        if _BLOCK.search(path.read_text(encoding="utf-8")):
             yield path
 
 
@@ -44,9 +69,14 @@ def written(text: str, where: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
-        if name not in known:
-            raise ValueError(f"{where}: no list of causes {name!r}; legal: {', '.join(known)}")
-        return f"{match[1]}{table(known[name])}{match[3]}"
+        legal = list(known) if match["kind"] == "causes" else [*configuration.files(), "all"]
+        if name not in legal:
+            raise ValueError(f"{where}: no list of {match['kind']} {name!r}; legal: {', '.join(legal)}")
+        if match["kind"] == "causes":
+            body = table(known[name])
+        else:
+            body = hourly_of_all() if name == "all" else hourly(name)
+        return f"{match[1]}{body}{match[4]}"
 
     return _BLOCK.sub(fill, text)
 
