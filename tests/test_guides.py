@@ -25,7 +25,10 @@ GUIDES = sorted(
     + [path for part in ("infra", "trainer", "workloads") for path in (ROOT / part).rglob("*.md")]
 )
 #: Programs of others: whether their options are right is for their own documents.
-FOREIGN = set("aws az curl docker export gcloud git grep helm kubectl mkdir pip tensorboard torchrun".split())
+FOREIGN = {
+    *("aws", "az", "curl", "docker", "export", "gcloud", "git", "grep", "helm", "kubectl", "mkdir", "pip"),
+    *("tensorboard", "torchrun"),
+}
 #: What this project has `pulumi` do.
 PULUMI = {
     *("cancel", "config get", "config rm", "config set", "destroy", "login", "preview", "refresh", "up"),
@@ -110,6 +113,8 @@ def of_python(rest: list[str]) -> str | None:
         return of_trainer(rest)
     if module == "workloads.launchers.torchx":
         return None if rest[:1] and rest[0] in ("run", "status") else "TorchX has run and status"
+    if module == "infra.monitoring":
+        return None if rest[:1] in (["dashboard"], ["alerts"]) else "it prints dashboard or alerts"
     if module not in ("infra", "workloads"):
         return f"no module {module}"
     entry = importlib.import_module(f"{module}.__main__")

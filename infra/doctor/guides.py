@@ -11,9 +11,12 @@ from infra.cost import HourlyCost
 from infra.doctor.causes import CLUSTER, GENERAL
 from infra.doctor.model import Cause
 from infra.doctor.tools import ROOT
+from infra.monitoring.alerts import ALERTS
 
 #: `<!-- causes: NAME -->` ... `<!-- /causes -->` in a guide, and the same with `cost`.
 _BLOCK = re.compile(r"(<!-- (?P<kind>causes|cost): (?P<name>[\w-]+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL)
+_ALERTS = re.compile(r"(<!-- alerts -->\n).*?(<!-- /alerts -->)", re.DOTALL)
+_LABEL = re.compile(r"\{\{.*?\}\}")
 
 
 def lists() -> dict[str, Sequence[Cause]]:
@@ -59,7 +62,8 @@ def hourly_of_all() -> str:
 def files() -> Iterator[Path]:
     """The guides that have such a table."""
     for path in sorted(ROOT.glob("README.md")) + sorted((ROOT / "infra").rglob("README.md")):
-        if _BLOCK.search(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        if _BLOCK.search(text) or _ALERTS.search(text):
             yield path
 
 
@@ -72,13 +76,19 @@ def written(text: str, where: Path) -> str:
         legal = list(known) if match["kind"] == "causes" else [*configuration.files(), "all"]
         if name not in legal:
             raise ValueError(f"{where}: no list of {match['kind']} {name!r}; legal: {', '.join(legal)}")
-        if match["kind"] == "causes":
-            body = table(known[name])
-        else:
-            body = hourly_of_all() if name == "all" else hourly(name)
-        return f"{match[1]}{body}{match[4]}"
+        costs = hourly_of_all() if name == "all" else hourly(name) if match["kind"] == "cost" else ""
+        return f"{match[1]}{costs or table(known[name])}{match[4]}"
 
-    return _BLOCK.sub(fill, text)
+    return _ALERTS.sub(lambda match: f"{match[1]}{alerts()}{match[2]}", _BLOCK.sub(fill, text))
+
+
+def alerts() -> str:
+    """The alerts as a table."""
+    rows = []
+    for item in ALERTS:
+        when = f"{_cell(_LABEL.sub('...', item.summary))}" + (f", for {item.minutes} min" if item.minutes else "")
+        rows.append(f"| `{item.name}` | {item.severity} | {when} | {_cell(item.action)} |")
+    return "\n".join(["| alert | | when | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
 def rewrite() -> list[Path]:
