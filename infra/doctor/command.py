@@ -77,7 +77,9 @@ def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None 
     told = dataclasses.asdict(outputs[0]) if outputs[0] else None
     context = Context(seen.stack.settings, read.values, job_section, told)
     second = [Check("budget", lambda: budget(seen)), *_checks(context, doctor)]
-    if told:
+    if told and not told["kubeconfig"]:
+        second.append(Check("job", lambda: skipped("it runs on a service of the cloud: see the stack's next_steps")))
+    elif told:
         devices = doctor.devices(context.settings) if doctor else {}
         second += cluster.checks(context, devices, str(told["kubeconfig"]), cloud.login)
         second += job.checks(name, needs=cluster.SERVER)

@@ -63,7 +63,8 @@ class Rest:
         from google.auth.transport.requests import AuthorizedSession
 
         self.credentials, _ = google.auth.default(scopes=_SCOPES)
-        self._session: Any = AuthorizedSession(self.credentials)
+        session: Any = AuthorizedSession  # without types
+        self._session = session(self.credentials)
 
     def get(self, service: str, path: str, **query: str) -> Mapping[str, Any]:
         """One answer; ApiError where it is an error."""
@@ -120,7 +121,7 @@ def login(context: Context, host: str) -> tuple[str, str] | None:
     def token() -> tuple[str, str]:
         from google.auth.transport.requests import Request
 
-        credentials = Rest().credentials
+        credentials: Any = Rest().credentials
         credentials.refresh(Request())
         return "oauth2accesstoken", str(credentials.token)
 
