@@ -37,19 +37,21 @@ class Stack:
         return self.run(sys.executable, "-m", "workloads", word, "--stack", "local", *options)
 
     def run(self, *command: str) -> str:
-        done = self.plane.run(
-            command,
+        return self.plane.run(command, **self.environment()).stdout
+
+    def environment(self) -> dict[str, str]:
+        """What makes the commands use this project's state, and nothing from elsewhere."""
+        return {
             # The engine runs the program with the first python that it finds.
-            PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            PYTHONPATH=str(ROOT),
-            PULUMI_HOME=str(self.folder / "home"),
-            PULUMI_BACKEND_URL=f"file://{self.folder}/state",
-            PULUMI_CONFIG_PASSPHRASE="test",
-            PULUMI_SKIP_UPDATE_CHECK="1",
-            PULUMI_DEBUG_COMMANDS="1",  # without it there is no --event-log
-            PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION="1",
-        )
-        return done.stdout
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PULUMI_HOME": str(self.folder / "home"),
+            "PULUMI_BACKEND_URL": f"file://{self.folder}/state",
+            "PULUMI_CONFIG_PASSPHRASE": "test",
+            "PULUMI_SKIP_UPDATE_CHECK": "1",
+            "PULUMI_DEBUG_COMMANDS": "1",  # without it there is no --event-log
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "1",
+        }
 
     def set(self, key: str, value: str) -> None:
         self.pulumi("config", "set", "--path", f"torchrec-cloud:{key}", value, "--stack", "local")
@@ -74,3 +76,10 @@ class Stack:
     def outputs(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.pulumi("stack", "output", "--json", "--stack", "local"))
         return found
+
+
+def cluster_wide(plane: Plane) -> set[tuple[str, str]]:
+    """Every object outside namespaces, of every kind that the server knows, without what comes and goes by itself."""
+    listed = plane.kubectl("api-resources", "--verbs=list", "--namespaced=false", "--output=name").stdout.split()
+    items = plane.get(",".join(name for name in listed if name not in ("componentstatuses", "nodes")))
+    return {(item["kind"], item["metadata"]["name"]) for item in items}

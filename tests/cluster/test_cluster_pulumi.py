@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cluster_manifests import cpu_node
 from cluster_plane import Plane, wait_for
-from cluster_stack import PROGRAMS, Stack
+from cluster_stack import PROGRAMS, Stack, cluster_wide
 
 NAMESPACE = "training"
 #: What makes the pods of the stack's own settings fill the fake nodes.
@@ -35,13 +35,6 @@ def stack(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 def jobs(plane: Plane) -> list[str]:
     return [item["metadata"]["name"] for item in plane.get("jobs", "--namespace", NAMESPACE)]
-
-
-def cluster_wide(plane: Plane) -> set[tuple[str, str]]:
-    """Every object outside namespaces, of every kind that the server knows, without what comes and goes by itself."""
-    listed = plane.kubectl("api-resources", "--verbs=list", "--namespaced=false", "--output=name").stdout.split()
-    items = plane.get(",".join(name for name in listed if name not in ("componentstatuses", "nodes")))
-    return {(item["kind"], item["metadata"]["name"]) for item in items}
 
 
 def test_a_stack_comes_up_is_left_alone_changes_and_goes(

@@ -31,6 +31,8 @@ PAUSE = "localhost/pause:1"
 BASE = "localhost/base:1"
 #: The target that has no stage above it which is fetched from elsewhere than registries of packages.
 TARGET = "plain"
+#: Raised where this module makes another image or another store of the same sources.
+FORM = 1
 #: Free space that a build needs: its layers, the packed image, and what containerd unpacks of it (measured 20 GiB).
 DISK_GIB = 22
 #: containerd's databases: with them as they were after the import, nothing that a node left behind is known.
@@ -53,15 +55,15 @@ def record() -> dict[str, Any]:
 
 
 def sources() -> list[Path]:
-    """The files that the image is made of, and this one, which says how."""
-    found = [*ROOT.glob("requirements-bootstrap.txt"), *ROOT.glob("requirements-trainer-cpu.txt"), Path(__file__)]
+    """The files that the image is made of."""
+    found = [ROOT / "requirements-bootstrap.txt", ROOT / "requirements-trainer-cpu.txt"]
     found += [path for path in (ROOT / "trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return sorted([*found, ROOT / ".dockerignore", ROOT / "LICENSE"])
 
 
 def key() -> str:
     """Changes with whatever the image is made of."""
-    digest = hashlib.sha256(node_build.MODULES["programs"].folder.name.encode())
+    digest = hashlib.sha256(f"{FORM} {node_build.MODULES['programs'].folder.name}".encode())
     for path in sources():
         digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
