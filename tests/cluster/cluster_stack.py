@@ -30,7 +30,7 @@ class Stack:
 
     def pulumi(self, *arguments: str) -> str:
         """What a pulumi command prints."""
-        return self.run("pulumi", *arguments, "--cwd", str(self.folder), "--non-interactive")
+        return self.run("pulumi", "--cwd", str(self.folder), "--non-interactive", *arguments)
 
     def workloads(self, word: str, *options: str) -> str:
         """What `python -m workloads WORD --stack local` prints: it finds the run by the stack's outputs."""
@@ -54,7 +54,8 @@ class Stack:
         }
 
     def set(self, key: str, value: str) -> None:
-        self.pulumi("config", "set", "--path", f"torchrec-cloud:{key}", value, "--stack", "local")
+        # After `--`, so that a value may begin with a dash.
+        self.pulumi("config", "set", "--stack", "local", "--path", "--", f"torchrec-cloud:{key}", value)
 
     def up(self) -> Steps:
         """What an `up` did, as operations and kinds; a resource that it left alone is not among them."""

@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "cluster"), str(HERE.parent / "workloads"), str(HERE.parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workloads"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cluster_operators
 import node as node_commands
 import node_build
 import node_image
-from cluster_build import BuildError, missing, say
+from cluster_build import MODULES, BuildError, missing, say
+from cluster_operators import Operator
 from cluster_plane import wait_for
 from node_runs import MEASURED, Run, told
 
+HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
 
 
@@ -80,6 +85,22 @@ def node(programs: None, request: pytest.FixtureRequest) -> Iterator[node_comman
         if request.session.stash.get(FAILED, False):
             say(f"\nlogs of the node: {node_commands.keep_logs(node_commands.Node())}")
         node_commands.down()
+
+
+@pytest.fixture(scope="module")
+def operators(node: node_commands.Node) -> Iterator[Callable[[Operator], None]]:
+    """Install an operator once, at the first test that needs it; its process runs in the node's network."""
+    installed: set[str] = set()
+
+    def install(operator: Operator) -> None:
+        if absent := missing([MODULES[operator.module]]):
+            pytest.skip(f"not built yet: {absent[0].name}; `make test-cluster` builds it")
+        if operator.name not in installed:
+            cluster_operators.install(node, operator)
+            installed.add(operator.name)
+
+    yield install
+    node.stop()
 
 
 @pytest.fixture

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "workloads"), str(ROOT / "tests" / "cluster"), str(ROOT)]
 
 import node_image
 import node_servers
@@ -24,6 +20,7 @@ from workload_facts import facts, recorded, with_settings
 from workloads.facts import Facts
 from workloads.manifests import manifests
 
+ROOT = Path(__file__).resolve().parents[2]
 #: Beyond what a fault may take: a start on two shared cores, and the ten seconds that the Job controller waits.
 PATIENCE = 240.0
 #: Half a minute of steps on two cores, with a checkpoint in each few seconds.

@@ -27,7 +27,16 @@ SYSCTLS = (
     "net/ipv4/ip_forward",
 )
 #: What a node that is left running would show as.
-SERVERS = ("kubelet", "containerd", "containerd-shim-runc-v2", "etcd", "kube-apiserver", "coredns", "pause", "node_supervisor")
+SERVERS = (
+    "kubelet",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "etcd",
+    "kube-apiserver",
+    "coredns",
+    "pause",
+    "node_supervisor",
+)
 SMALL = {"train": {"steps": 60, "batch_size": 64}, "checkpoint": {"every_steps": 0}}
 
 
@@ -46,7 +55,7 @@ def servers() -> set[str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (words := command_of(folder)):
             names = {Path(word).name for word in words[:2]} | {Path(word).stem for word in words[:2]}
-            if names & set(SERVERS) and any("node" in word or word == "/pause" for word in words):
+            if names & SERVERS and any("node" in word or word == "/pause" for word in words):
                 found.add(f"{folder.name} {' '.join(words)[:80]}")
     return found
 
@@ -67,7 +76,7 @@ def traces() -> dict[str, object]:
         "control groups": [str(path) for path in node_servers.cgroups() if path.exists()],
         "settings of the kernel": {name: Path("/proc/sys", name).read_text() for name in SYSCTLS},
         "processes": sorted(servers()),
-        "named networks": sorted(os.listdir("/run/netns")) if Path("/run/netns").is_dir() else [],
+        "named networks": sorted(map(str, Path("/run/netns").glob("*"))),
         "folders": [str(path) for path in (node_commands.home(), Path(node_servers.VOLUME)) if path.exists()],
         "logs of pods": [name for name in ("/var/log/pods", "/var/log/containers") if Path(name).exists()],
     }
@@ -133,7 +142,7 @@ def test_interrupting_a_start_leaves_nothing() -> None:
     before = traces()
     command = [sys.executable, str(Path(node_commands.__file__)), "up"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for("beginning node", lambda: (node_commands.home() / "logs" / "etcd.log").exists())
+    wait_for("beginning node", (node_commands.home() / "logs" / "etcd.log").exists)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
