@@ -44,6 +44,8 @@ class Run:
     job: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str = ""
+    #: Room on its volume; without it the machine's disk.
+    volume_mib: int | None = None
     #: Logs of pods that have gone since, by pod.
     kept: dict[str, str] = field(default_factory=dict)
 
@@ -66,6 +68,9 @@ class Run:
     def start(self) -> Run:
         """Namespace, volume and the product's objects, by server-side apply."""
         self.node.within("install", "-d", "-m", "2775", self.volume)
+        if self.volume_mib:
+            options = f"size={self.volume_mib}m,mode=2775"
+            self.node.within("mount", "-t", "tmpfs", "-o", options, "tmpfs", self.volume)
         made = manifests(self.facts())
         self.node.apply(surroundings(self.namespace, self.volume))
         self.node.apply(list(made.values()))

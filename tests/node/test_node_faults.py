@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cluster_operators import PYTORCHJOB, Operator
 from cluster_plane import wait_for
 from node import Node
 from node_runs import Run, now, told
@@ -40,16 +41,24 @@ def recovered(run: Run, undisturbed: dict[str, Any], since: float, fault: str) -
     assert seconds < AT_MOST_SECONDS
 
 
+@pytest.mark.parametrize("launcher", ["job", "pytorchjob"])
 @pytest.mark.parametrize("index", [1, 0])
 def test_a_deleted_pod_is_replaced_and_the_run_goes_on(
-    node: Node, start: Start, undisturbed: dict[str, Any], index: int
+    node: Node,
+    start: Start,
+    operators: Callable[[Operator], None],
+    undisturbed: dict[str, Any],
+    index: int,
+    launcher: str,
 ) -> None:
     """Index 0 keeps the rendezvous; the survivor of the other must not keep the address of a store that has gone."""
-    run = start()
+    if launcher == "pytorchjob":
+        operators(PYTORCHJOB)
+    run = start(launcher)
     run.wait_for_step(WHEN)
     since = now()
     node.kubectl("delete", "pod", run.pod(index), "--namespace", run.namespace, "--wait=false")
-    recovered(run, undisturbed, since, f"pod {index} deleted")
+    recovered(run, undisturbed, since, f"launcher {launcher}: pod {index} deleted")
 
 
 @pytest.mark.parametrize("index", [1, 0])
@@ -102,6 +111,33 @@ def test_a_pod_beyond_its_memory_is_killed_named_and_replaced(node: Node, start:
     wait_for("failed job", lambda: "Failed" in run.conditions(), 240)
     told = run.node.run([*status_command(run)], check=False).stdout
     assert "memory" in told.lower() or "OOM" in told, told
+
+
+def test_a_full_volume_is_told_and_saves_go_on_once_there_is_room(
+    node: Node, start: Start, undisturbed: dict[str, Any]
+) -> None:
+    run = start(volume_mib=64)
+    run.wait_for_step(WHEN)
+    since = now()
+    filler = f"{run.volume}/filler"
+    node.within("sh", "-c", f"cat /dev/zero > {filler} || true")
+    failed = wait_for("failed save", lambda: run.events("checkpoint_failed"), 60)[0]
+    told(f"volume full: told after {failed['time'] - since:.0f} s: {failed['error'][:120]}")
+    node.within("rm", filler)
+    result = run.result()
+    assert result["loss"] == undisturbed["loss"], "training went on meanwhile"
+    assert any(event["time"] > failed["time"] for event in run.events("checkpoint"))
+    assert not run.events("resume")
+
+
+def test_a_volume_that_stays_full_ends_the_run_with_one_line(node: Node, start: Start) -> None:
+    run = start(volume_mib=64, job={"max_restarts": 0}, trainer={"checkpoint": {"every_steps": 50, "max_failures": 2}})
+    run.wait_for_step(100)
+    node.within("sh", "-c", f"cat /dev/zero > {run.volume}/filler || true")
+    wait_for("failed job", lambda: "Failed" in run.conditions(), 120)
+    shown = run.node.run(status_command(run), check=False)
+    assert shown.returncode == 1
+    assert "2 saves in a row have failed (checkpoint.max_failures 2)" in shown.stdout, shown.stdout
 
 
 def test_a_restarted_kubelet_leaves_the_pods_alone(node: Node, start: Start, undisturbed: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""The image of `trainer/Dockerfile` in a container as clusters run it: no rights, nothing to write to but two folders."""
+"""The image of `trainer/Dockerfile` in containers as clusters run it: no rights, few places to write to."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import node_image
@@ -71,8 +72,6 @@ def test_from_the_start_of_the_container_to_the_first_step(trained: Run) -> None
 
 def moment(text: str) -> float:
     """Kubernetes' time, a whole second."""
-    from datetime import datetime
-
     return datetime.fromisoformat(text).timestamp()
 
 
