@@ -12,6 +12,7 @@ from typing import Any
 import pulumi
 from pulumi_azure_native import machinelearningservices as ml
 
+from infra.clouds.azure.provision import node_fabric
 from infra.clouds.azure.running import RunningJob
 from infra.clouds.azure.settings import Settings
 from infra.clouds.azure.storage import CHECKPOINTS, DATASETS, KEYLESS
@@ -112,7 +113,10 @@ def _properties(
         mode="ReadWriteMount",
         uri=f"azureml://datastores/{CHECKPOINTS}/paths/{CHECKPOINTS}/{run.run}",
     )
-    variables: dict[str, pulumi.Input[str]] = {**KEYLESS, "AZURE_CLIENT_ID": place.client_id, **run.env}
+    # A person may have put a secret there; then Pulumi keeps all of the job as one.
+    fabric = node_fabric(settings).env
+    own = {name: value if fabric.get(name) == value else pulumi.Output.secret(value) for name, value in run.env.items()}
+    variables: dict[str, pulumi.Input[str]] = {**KEYLESS, "AZURE_CLIENT_ID": place.client_id, **own}
     return ml.CommandJobArgs(
         job_type="Command",
         display_name=run.run,

@@ -55,7 +55,12 @@ class RunningJobProvider(OneLineProvider):
         with Arm(props["endpoint"]) as arm:
             if arm.status(id_) in (None, *ENDED):
                 return
-            arm.cancel(id_)
+            try:
+                arm.cancel(id_)
+            except ServiceError:
+                # It may have ended in the meantime, and what has ended cannot be cancelled.
+                if arm.status(id_) not in (None, *ENDED):
+                    raise
             until, pause = time.monotonic() + 60 * _CANCEL_MINUTES, 0.5
             while (status := arm.status(id_)) not in (None, *ENDED):
                 if time.monotonic() > until:
@@ -74,6 +79,7 @@ class Arm:
             from azure.core.pipeline import policies
         except ModuleNotFoundError as error:
             raise ServiceError(f"the Python package {error.name} is missing; {packages.INSTALL}") from None
+        self._options = {"connection_timeout": _TIMEOUT_SECONDS, "enforce_https": endpoint.startswith("https:")}
         self._client: PipelineClient[Any, Any] = PipelineClient(
             endpoint,
             policies=[
@@ -105,7 +111,7 @@ class Arm:
         request = HttpRequest(method, f"{path}?api-version={_VERSION}")
         request.url = self._client.format_url(request.url)
         try:
-            answer = self._client.send_request(request, connection_timeout=_TIMEOUT_SECONDS)
+            answer = self._client.send_request(request, **self._options)
         except AzureError as error:
             said = " ".join(str(error).split())[:300]
             raise ServiceError(f"Azure is not reached, or refuses the credentials: {said}; `{LOGIN}`") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ _ENDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
 _LOST = ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 _RUNS = ("JOB_STATE_RUNNING", *_ENDED)
 _CANCEL_MINUTES = 20
+_BUSY_SECONDS = 120
 #: What a quota of machines says, which no waiting mends; one of requests per minute says "Quota exceeded".
 _NO_QUOTA = "exceed quota limits"
 _STRATEGY = {"on_demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex_start": "FLEX_START"}
@@ -246,15 +248,16 @@ def _asked(call: Callable[[], Value]) -> Value:
     """The answer, asked again for two minutes while the service is busy; _RefusedError says in one line why not."""
     from google.api_core import exceptions, retry
     from google.auth.exceptions import RefreshError, TransportError
+    from requests.exceptions import ConnectionError as BrokenError
 
     def passing(error: BaseException) -> bool:
-        busy = (exceptions.TooManyRequests, exceptions.ServiceUnavailable, exceptions.GatewayTimeout)
+        busy = (exceptions.TooManyRequests, exceptions.ServiceUnavailable, exceptions.GatewayTimeout, BrokenError)
         return isinstance(error, busy) and _NO_QUOTA not in str(error)
 
     try:
-        return retry.Retry(predicate=passing, initial=1, maximum=20, timeout=120)(call)()
+        return retry.Retry(predicate=passing, initial=1, maximum=20, timeout=_BUSY_SECONDS)(call)()
     except exceptions.RetryError as error:
-        raise _RefusedError(f"Vertex AI was asked for two minutes: {_said(error.cause)}") from error.cause
+        raise _RefusedError(f"Vertex AI was asked again and again: {_said(error.cause)}") from error.cause
     except exceptions.GoogleAPICallError as error:
         raise _RefusedError(f"Vertex AI refuses: {_said(error)}{_advice(error)}") from error
     except RefreshError as error:
@@ -264,8 +267,9 @@ def _asked(call: Callable[[], Value]) -> Value:
 
 
 def _said(error: BaseException | None) -> str:
-    """The service's own words, on one line."""
-    return " ".join(str(getattr(error, "message", None) or error).split())[:500]
+    """The service's own words on one line, without the request that the client puts before them."""
+    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(getattr(error, "message", None) or error))
+    return " ".join(said.split())[:500]
 
 
 def _advice(error: BaseException) -> str:
