@@ -16,6 +16,8 @@ from infra import clouds
 
 INFRA = ROOT / "infra"
 ANYWHERE = {*sys.stdlib_module_names, "pulumi", "pulumi_kubernetes", "pydantic", "pydantic_core", "yaml", "infra"}
+#: The clients of training services, for what a provider of Pulumi lacks.
+CLIENTS = {"azure": {"azure"}, "gcp": {"google", "requests"}}
 #: The policy SDK for the pack, a display for those who watch an update.
 IN_FOLDER = {"automation": {"rich"}, "policy": {"pulumi_policy"}}
 ROOMS = {"__init__", "settings", "credentials", "provision", "network", "cluster", "storage", "registry", "monitoring"}
@@ -40,7 +42,12 @@ def _cloud_of(path: Path) -> str | None:
 
 def test_infra_imports_pulumi_pydantic_and_itself_and_a_clouds_sdk_only_in_its_folder() -> None:
     for path in _python(INFRA):
-        allowed = ANYWHERE | SDKS.get(_cloud_of(path) or "", set()) | IN_FOLDER.get(path.parent.name, set())
+        allowed = (
+            ANYWHERE
+            | SDKS.get(_cloud_of(path) or "", set())
+            | CLIENTS.get(_cloud_of(path) or "", set())
+            | IN_FOLDER.get(path.parent.name, set())
+        )
         strangers = {name for name in _imports(path) if name.split(".")[0] not in allowed}
         assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
 
