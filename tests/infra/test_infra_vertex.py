@@ -16,7 +16,7 @@ pytest.importorskip("google.cloud.aiplatform_v1", reason="google-cloud-aiplatfor
 import vertex_fake
 from vertex_fake import Service
 
-from infra.clouds.gcp import vertex
+from infra.clouds.gcp import vertex_client
 from infra.clouds.gcp.vertex import CustomJobProvider, digest
 from infra.oneline import ServiceError
 
@@ -123,7 +123,7 @@ def test_a_job_of_an_up_that_was_cut_off_is_taken_up_by_the_next_one(service: Se
 
 
 def test_a_service_that_is_not_reached_is_told_in_one_line(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vertex, "_BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(vertex_client, "_BUSY_SECONDS", 0.1)
     with pytest.raises(ServiceError, match="Vertex AI was asked") as told:
         CustomJobProvider().create(props(service, endpoint="http://127.0.0.1:1"))
     assert "refused" in one_line(told)
@@ -316,7 +316,7 @@ def test_a_missing_client_is_one_line_before_any_resource(
 ) -> None:
     from infra import packages
 
-    monkeypatch.setattr(packages, "installed", lambda module: module != vertex.CLIENT)
+    monkeypatch.setattr(packages, "installed", lambda module: module != vertex_client.CLIENT)
     recording = stack("gcp", ON_VERTEX | {"job.run": "without-client"}, fails=True)
     assert "`make install-managed` installs it" in str(recording.error)
     assert type(recording.error).__name__ == "RunError"

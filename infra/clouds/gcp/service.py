@@ -14,7 +14,8 @@ from infra.clouds.gcp.provision import Apis
 from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, checkpoint_bucket, grant_bucket
-from infra.clouds.gcp.vertex import CLIENT, CustomJob, custom_job
+from infra.clouds.gcp.vertex import CustomJob, custom_job
+from infra.clouds.gcp.vertex_client import CLIENT
 from infra.contract import Fabric, GpuPool, ServiceRun, Submitted, TrainingService
 
 _APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "storage")
@@ -89,7 +90,6 @@ class VertexService(pulumi.ComponentResource):
         project = self._settings.gcp_project
         roles = {"logs": "roles/logging.logWriter"}
         if self._settings.vertex.tensorboard:
-            roles["board"] = "roles/aiplatform.tensorboardWebAppUser"
             roles["user"] = "roles/aiplatform.user"
         return [
             *grant_bucket(self._name, self.bucket_name, self.account, self._child),

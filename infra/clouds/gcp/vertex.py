@@ -1,44 +1,29 @@
 """A Vertex AI CustomJob as a resource of Pulumi, whose provider for Google Cloud has none.
 
-Google's client is an optional package, and importing it takes seconds.
+The provider runs in a process of the engine's; `vertex_client.py` is how it speaks to the service.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pulumi
 from pulumi import dynamic
 
-from infra import packages
-from infra.clouds.gcp.credentials import LOGIN
+from infra.clouds.gcp import vertex_client as service
 from infra.clouds.gcp.settings import MAX_FLEX_START_HOURS, Settings
+from infra.clouds.gcp.vertex_client import ENDED, LABEL, LOST
 from infra.contract import ServiceRun
-from infra.oneline import OneLineProvider, ServiceError
+from infra.oneline import OneLineProvider
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob as Job
-    from google.cloud.aiplatform_v1 import JobServiceClient
 
-CLIENT = "google.cloud.aiplatform_v1"
-#: How the job is found again after a `pulumi up` that was cut off between the request and its answer.
-_LABEL = "pulumi-request"
-#: https://cloud.google.com/vertex-ai/docs/reference/rest/v1/JobState
-_ENDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
-_LOST = ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
-_RUNS = ("JOB_STATE_RUNNING", *_ENDED)
 _CANCEL_MINUTES = 20
-_BUSY_SECONDS = 120
-#: What a quota of machines says, which no waiting mends; one of requests per minute says "Quota exceeded".
-_NO_QUOTA = "exceed quota limits"
 _STRATEGY = {"on_demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex_start": "FLEX_START"}
-Value = TypeVar("Value")
 
 
 # --- the request -----------------------------------------------------------------------------------------------------
@@ -156,25 +141,25 @@ class CustomJobProvider(OneLineProvider):
 
     def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
         """Submit and wait until it runs, or has waited long enough in the queue; a job that fails is removed."""
-        client = _client(props["endpoint"])
+        client = service.open_client(props["endpoint"])
         label = digest(props["request"])
         request = json.loads(props["request"])
-        request["labels"] = {**request.get("labels", {}), _LABEL: label}
+        request["labels"] = {**request.get("labels", {}), LABEL: label}
         parent = f"projects/{props['project']}/locations/{props['region']}"
 
         def submit() -> Job:
             # Asked again at every try: a request whose answer was lost may have made the job.
-            return _active(client, parent, label) or client.create_custom_job(
-                parent=parent, custom_job=_parsed(request), retry=None
+            return service.active(client, parent, label) or client.create_custom_job(
+                parent=parent, custom_job=service.parsed(request), retry=None, timeout=service.ASKED_SECONDS
             )
 
-        job = _asked(submit)
-        state = _started(client, job, 60 * float(props["start_minutes"]))
+        job = service.asked(submit)
+        state = service.started(client, job, 60 * float(props["start_minutes"]))
         return dynamic.CreateResult(job.name, _outputs(props, state, label))
 
     def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
         """The state now; an empty id tells Pulumi that the job is gone."""
-        job = _found(_client(props["endpoint"]), id_)
+        job = service.found(service.open_client(props["endpoint"]), id_)
         if job is None:
             return dynamic.ReadResult("", {})
         return dynamic.ReadResult(id_, {**_without_provider(props), "state": job.state.name})
@@ -187,18 +172,18 @@ class CustomJobProvider(OneLineProvider):
         """Cancel, wait until the machines are given back, remove the job; one that is gone already is no error."""
         from google.api_core import exceptions
 
-        client = _client(props["endpoint"])
+        client = service.open_client(props["endpoint"])
         try:
-            _asked(lambda: client.cancel_custom_job(name=id_, retry=None))
-        except _RefusedError as refused:
+            service.asked(lambda: client.cancel_custom_job(name=id_, retry=None, timeout=service.ASKED_SECONDS))
+        except service.RefusedError as refused:
             if isinstance(refused.__cause__, exceptions.NotFound):
                 return
             # A job that has ended cannot be cancelled, and need not be.
-            job = _found(client, id_)
-            if job is not None and job.state.name not in _ENDED + _LOST:
+            job = service.found(client, id_)
+            if job is not None and job.state.name not in ENDED + LOST:
                 raise
-        _wait(client, id_, (*_ENDED, *_LOST), 60 * _CANCEL_MINUTES, "cancelled")
-        _removed(client, id_)
+        service.wait_for(client, id_, (*ENDED, *LOST), 60 * _CANCEL_MINUTES, "cancelled")
+        service.removed(client, id_)
 
 
 def digest(request: Any) -> str:
@@ -214,136 +199,3 @@ def _outputs(props: Mapping[str, Any], state: str, label: str) -> dict[str, Any]
 
 def _without_provider(props: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in props.items() if key != "__provider"}
-
-
-# --- talking to the service ------------------------------------------------------------------------------------------
-
-
-class _RefusedError(ServiceError):
-    """An answer of the service that is an error; its cause is the client's own exception."""
-
-
-def _client(endpoint: str) -> JobServiceClient:
-    """Google's client over plain HTTPS, which proxies let through where gRPC is not."""
-    try:
-        from google.auth.exceptions import DefaultCredentialsError
-        from google.cloud.aiplatform_v1 import JobServiceClient
-    except ModuleNotFoundError as error:
-        raise ServiceError(f"the Python package {error.name} is missing; {packages.INSTALL}") from None
-    try:
-        host = endpoint.removeprefix("https://")
-        return JobServiceClient(transport="rest", client_options={"api_endpoint": host})
-    except DefaultCredentialsError:
-        raise ServiceError(f"no credentials of Google Cloud; `{LOGIN}` makes some") from None
-
-
-def _parsed(request: Mapping[str, Any]) -> Job:
-    """The request in the service's own types, which refuse a field or a value that they do not know."""
-    from google.cloud.aiplatform_v1 import CustomJob as Job
-
-    return Job.from_json(json.dumps(request), ignore_unknown_fields=False)
-
-
-def _asked(call: Callable[[], Value]) -> Value:
-    """The answer, asked again for two minutes while the service is busy; _RefusedError says in one line why not."""
-    from google.api_core import exceptions, retry
-    from google.auth.exceptions import RefreshError, TransportError
-    from requests.exceptions import ConnectionError as BrokenError
-
-    def passing(error: BaseException) -> bool:
-        busy = (exceptions.TooManyRequests, exceptions.ServiceUnavailable, exceptions.GatewayTimeout, BrokenError)
-        return isinstance(error, busy) and _NO_QUOTA not in str(error)
-
-    try:
-        return retry.Retry(predicate=passing, initial=1, maximum=20, timeout=_BUSY_SECONDS)(call)()
-    except exceptions.RetryError as error:
-        raise _RefusedError(f"Vertex AI was asked again and again: {_said(error.cause)}") from error.cause
-    except exceptions.GoogleAPICallError as error:
-        raise _RefusedError(f"Vertex AI refuses: {_said(error)}{_advice(error)}") from error
-    except RefreshError as error:
-        raise ServiceError(f"Google Cloud refuses the credentials ({_said(error)}); `{LOGIN}` renews them") from None
-    except TransportError as error:
-        raise ServiceError(f"Google Cloud is not reached: {_said(error)}") from None
-
-
-def _said(error: BaseException | None) -> str:
-    """The service's own words on one line, without the request that the client puts before them."""
-    said = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(getattr(error, "message", None) or error))
-    return " ".join(said.split())[:500]
-
-
-def _advice(error: BaseException) -> str:
-    """What a person can do about it."""
-    from google.api_core import exceptions
-
-    if isinstance(error, exceptions.TooManyRequests):
-        return (
-            "; ask for more under IAM & Admin > Quotas (service Vertex AI API, this region), or take fewer machines: "
-            "pulumi config set --path gpu.nodes.desired 1"
-        )
-    if isinstance(error, exceptions.Forbidden):
-        return (
-            "; the role roles/aiplatform.user lets you run jobs, roles/iam.serviceAccountUser as the trainer's account"
-        )
-    return ""
-
-
-def _found(client: JobServiceClient, name: str) -> Job | None:
-    """The job, None where there is none."""
-    from google.api_core import exceptions
-
-    try:
-        return _asked(lambda: client.get_custom_job(name=name, retry=None))
-    except _RefusedError as refused:
-        if isinstance(refused.__cause__, exceptions.NotFound):
-            return None
-        raise
-
-
-def _active(client: JobServiceClient, parent: str, label: str) -> Job | None:
-    """A job of the same request that has not ended."""
-    request = {"parent": parent, "filter": f'labels.{_LABEL}="{label}"'}
-    jobs = client.list_custom_jobs(request=request, retry=None)
-    return next((job for job in jobs if job.state.name not in (*_ENDED, *_LOST, "JOB_STATE_CANCELLING")), None)
-
-
-def _started(client: JobServiceClient, job: Job, seconds: float) -> str:
-    """The state in which the job is left; ServiceError where it ended without having run, and then it is removed."""
-    state, error = _wait(client, job.name, (*_RUNS, *_LOST), seconds, None)
-    if state not in _LOST:
-        return state
-    _removed(client, job.name)
-    raise ServiceError(
-        f"the job ended as {state.removeprefix('JOB_STATE_')} before it ran: {error or 'no reason given'}"
-    )
-
-
-def _wait(
-    client: JobServiceClient, name: str, states: Sequence[str], seconds: float, wanted: str | None
-) -> tuple[str, str]:
-    """State and error of a job once it is in one of `states`, or gone; after `seconds` as it is, or ServiceError."""
-    until, pause = time.monotonic() + seconds, 0.5
-    while True:
-        job = _found(client, name)
-        state = job.state.name if job is not None else "JOB_STATE_CANCELLED"
-        if job is None or state in states:
-            return state, " ".join(job.error.message.split()) if job is not None else ""
-        if time.monotonic() >= until:
-            break
-        time.sleep(min(pause, max(0.0, until - time.monotonic())))
-        pause = min(pause * 1.5, 15)
-    if wanted:
-        minutes = math.ceil(seconds / 60)
-        raise ServiceError(f"the job is not {wanted} after {minutes} minutes ({state}): {name}; `pulumi destroy` again")
-    return state, ""
-
-
-def _removed(client: JobServiceClient, name: str) -> None:
-    """Delete the record of a job that has ended."""
-    from google.api_core import exceptions
-
-    try:
-        _asked(lambda: client.delete_custom_job(name=name, retry=None).result(timeout=300))
-    except _RefusedError as refused:
-        if not isinstance(refused.__cause__, exceptions.NotFound):
-            raise
