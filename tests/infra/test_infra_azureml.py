@@ -54,7 +54,7 @@ def test_nothing_is_public_unless_ranges_are_given(made: Recording, stack: Calla
 def test_the_workspace_has_an_identity_its_rights_and_its_logs(made: Recording) -> None:
     workspace = made.one(f"{ML}Workspace")
     assert workspace.inputs["identity"]["type"] == "UserAssigned"
-    assert workspace.inputs["systemDatastoresAuthMode"] == "identity", "the account takes no keys"
+    assert workspace.inputs["systemDatastoresAuthMode"] == "Identity", "the account takes no keys"
     for grant in made.of_type("azure-native:authorization:RoleAssignment"):
         if grant.name.startswith("azure-ml-"):
             assert made.needs(workspace, grant), "without its rights a workspace is not created"

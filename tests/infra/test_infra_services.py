@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
 from collections.abc import Callable
 
+import dill
 import pytest
 from infra_mocks import Recording
+from pulumi.dynamic.dynamic import serialize_provider
 
 IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}
 
@@ -80,6 +84,20 @@ def test_the_image_is_built_and_pushed_to_the_services_registry(
     image = recording.one("docker-build:index:Image")
     assert image.inputs["tags"][0].startswith(recording.exports["registry"])
     assert image.inputs["buildArgs"]["ACCELERATOR"] == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("infra.clouds.gcp.vertex", "CustomJobProvider"), ("infra.clouds.azure.running", "RunningJobProvider")],
+)
+def test_a_state_of_yesterday_finds_its_provider(module: str, name: str) -> None:
+    provider = getattr(importlib.import_module(module), name)()
+    text = base64.b64decode(serialize_provider(provider))
+    assert module.encode() in text, (
+        "states name the provider by its module: moved, no stack that is up can be destroyed"
+    )
+    assert len(text) < 200, "a provider that carries values is another one at every change of them"
+    assert type(dill.loads(text)) is type(provider)
 
 
 @pytest.mark.parametrize(("stack_name", "launcher"), [("gcp", "vertex"), ("azure", "azureml")])

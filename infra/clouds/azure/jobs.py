@@ -91,7 +91,7 @@ def _environment(name: str, run: ServiceRun, place: Place, parent: pulumi.Resour
         version=pulumi.Output.from_input(run.image).apply(lambda image: _digest([image])),
         resource_group_name=place.group,
         workspace_name=place.workspace,
-        properties=ml.EnvironmentVersionPropertiesArgs(image=run.image, os_type="Linux"),
+        properties=ml.EnvironmentVersionPropertiesArgs(image=run.image, os_type=ml.OperatingSystemType.LINUX),
         opts=below,
     )
 
@@ -105,12 +105,14 @@ def _properties(
 ) -> ml.CommandJobArgs:
     """One process per machine: the trainer's launcher starts the others, and restarts them."""
     data = ml.UriFolderJobInputArgs(
-        job_input_type="uri_folder", mode="ReadOnlyMount", uri=f"azureml://datastores/{DATASETS}/paths/{DATASETS}"
+        job_input_type="uri_folder",
+        mode=ml.InputDeliveryMode.READ_ONLY_MOUNT,
+        uri=f"azureml://datastores/{DATASETS}/paths/{DATASETS}",
     )
     # For the studio: the trainer writes there by itself, where a mount would lose what a machine had not sent yet.
     checkpoints = ml.UriFolderJobOutputArgs(
         job_output_type="uri_folder",
-        mode="ReadWriteMount",
+        mode=ml.OutputDeliveryMode.READ_WRITE_MOUNT,
         uri=f"azureml://datastores/{CHECKPOINTS}/paths/{CHECKPOINTS}/{run.run}",
     )
     # A person may have put a secret there; then Pulumi keeps all of the job as one.

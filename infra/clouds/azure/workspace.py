@@ -126,19 +126,21 @@ class Workspace(pulumi.ComponentResource):
     def _workspace(
         self, vault: keyvault.Vault, insights: applicationinsights.Component, rights: list[pulumi.Resource]
     ) -> ml.Workspace:
-        settings = self._settings
+        settings, access = self._settings, ml.PublicNetworkAccessType
         return ml.Workspace(
             f"{self._name}-workspace",
             resource_group_name=self._group,
-            identity=ml.ManagedServiceIdentityArgs(type="UserAssigned", user_assigned_identities=[self._identity.id]),
+            identity=ml.ManagedServiceIdentityArgs(
+                type=ml.ManagedServiceIdentityType.USER_ASSIGNED, user_assigned_identities=[self._identity.id]
+            ),
             primary_user_assigned_identity=self._identity.id,
             storage_account=self._store.account.id,
-            system_datastores_auth_mode="identity",
+            system_datastores_auth_mode=ml.SystemDatastoresAuthMode.IDENTITY,
             key_vault=vault.id,
             application_insights=insights.id,
             container_registry=self._registry.registry_id,
-            public_network_access="Enabled" if settings.network.authorized_cidrs else "Disabled",
-            managed_network=ml.ManagedNetworkSettingsArgs(isolation_mode="AllowInternetOutbound"),
+            public_network_access=access.ENABLED if settings.network.authorized_cidrs else access.DISABLED,
+            managed_network=ml.ManagedNetworkSettingsArgs(isolation_mode=ml.IsolationMode.ALLOW_INTERNET_OUTBOUND),
             provision_network_now=True,
             v1_legacy_mode=False,
             tags=settings.labels,
@@ -161,15 +163,15 @@ class Workspace(pulumi.ComponentResource):
         wanted = self._settings.gpu
         properties = ml.AmlComputePropertiesArgs(
             vm_size=wanted.instance_type,
-            vm_priority="LowPriority" if wanted.capacity == "spot" else "Dedicated",
-            os_type="Linux",
+            vm_priority=ml.VmPriority.LOW_PRIORITY if wanted.capacity == "spot" else ml.VmPriority.DEDICATED,
+            os_type=ml.OsType.LINUX,
             scale_settings=ml.ScaleSettingsArgs(
                 min_node_count=wanted.nodes.min,
                 max_node_count=wanted.nodes.max,
                 node_idle_time_before_scale_down=f"PT{self._settings.azureml.idle_minutes}M",
             ),
             enable_node_public_ip=False,
-            remote_login_port_public_access="Disabled",
+            remote_login_port_public_access=ml.RemoteLoginPortPublicAccess.DISABLED,
         )
         return ml.Compute(
             f"{self._name}-compute",
@@ -178,7 +180,7 @@ class Workspace(pulumi.ComponentResource):
             workspace_name=self.workspace.name,
             location=self._settings.location,
             identity=ml.ManagedServiceIdentityArgs(
-                type="UserAssigned", user_assigned_identities=[self._store.trainer.id]
+                type=ml.ManagedServiceIdentityType.USER_ASSIGNED, user_assigned_identities=[self._store.trainer.id]
             ),
             properties=ml.AmlComputeArgs(compute_type="AmlCompute", disable_local_auth=True, properties=properties),
             tags=self._settings.labels,
@@ -198,7 +200,7 @@ class Workspace(pulumi.ComponentResource):
                 account_name=self._store.account.name,
                 container_name=self._store.container.name,
                 credentials=ml.NoneDatastoreCredentialsArgs(credentials_type="None"),
-                service_data_access_auth_identity="WorkspaceUserAssignedIdentity",
+                service_data_access_auth_identity=ml.ServiceDataAccessAuthIdentity.WORKSPACE_USER_ASSIGNED_IDENTITY,
                 tags=self._settings.labels,
             ),
             opts=self._child,
