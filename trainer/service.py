@@ -53,8 +53,8 @@ def machine(wanted: str, environ: Mapping[str, str]) -> Machine | None:
     for name, (marks, read) in _SERVICES.items():
         if wanted in ("auto", name) and any(mark in environ for mark in marks):
             return read(environ)
-    marks = ", ".join(mark for name, (own, _) in _SERVICES.items() if wanted in ("auto", name) for mark in own)
-    raise UserError(f"--service is {wanted}, but none of {marks} is set; outside of a service leave --service out")
+    looked_for = ", ".join(mark for name, (own, _) in _SERVICES.items() if wanted in ("auto", name) for mark in own)
+    raise UserError(f"--service is {wanted}, but none of {looked_for} is set; outside of a service leave --service out")
 
 
 def _vertex(environ: Mapping[str, str]) -> Machine:

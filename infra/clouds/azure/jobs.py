@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Place:
 
 def submitted(name: str, settings: Settings, run: ServiceRun, place: Place, parent: pulumi.Resource) -> Submitted:
     """Environment, job, and what cancels it before it is deleted."""
-    environment = _environment(name, run, place, parent)
+    environment = _environment(name, settings.labels, run, place, parent)
     command = pulumi.Output.all(*run.arguments).apply(command_line)
     properties = _properties(settings, run, place, environment.id, command)
     job = ml.Job(
@@ -74,7 +74,9 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(["exec", ENTRYPOINT, *arguments])
 
 
-def _environment(name: str, run: ServiceRun, place: Place, parent: pulumi.Resource) -> ml.EnvironmentVersion:
+def _environment(
+    name: str, tags: Mapping[str, str], run: ServiceRun, place: Place, parent: pulumi.Resource
+) -> ml.EnvironmentVersion:
     """The trainer's image under a name of the workspace; a version is for ever, so another image is another one."""
     below = pulumi.ResourceOptions(parent=parent, depends_on=list(place.after))
     container = ml.EnvironmentContainer(
@@ -82,7 +84,7 @@ def _environment(name: str, run: ServiceRun, place: Place, parent: pulumi.Resour
         name=_ENVIRONMENT,
         resource_group_name=place.group,
         workspace_name=place.workspace,
-        properties=ml.EnvironmentContainerPropertiesArgs(description="The trainer's image"),
+        properties=ml.EnvironmentContainerPropertiesArgs(description="The trainer's image", tags=tags),
         opts=below,
     )
     return ml.EnvironmentVersion(
@@ -91,7 +93,9 @@ def _environment(name: str, run: ServiceRun, place: Place, parent: pulumi.Resour
         version=pulumi.Output.from_input(run.image).apply(lambda image: _digest([image])),
         resource_group_name=place.group,
         workspace_name=place.workspace,
-        properties=ml.EnvironmentVersionPropertiesArgs(image=run.image, os_type=ml.OperatingSystemType.LINUX),
+        properties=ml.EnvironmentVersionPropertiesArgs(
+            image=run.image, os_type=ml.OperatingSystemType.LINUX, tags=tags
+        ),
         opts=below,
     )
 

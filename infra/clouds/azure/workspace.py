@@ -106,17 +106,20 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _rights(self, vault: keyvault.Vault, insights: applicationinsights.Component) -> list[pulumi.Resource]:
-        """What the service's documentation lists for a workspace with an identity of the user's own."""
+        """What the service's documentation lists for a workspace with an identity of the user's own.
+
+        It says Contributor of each; these are the narrower roles of the same resources.
+        """
         needed: dict[str, tuple[Role, pulumi.Input[str]]] = {
-            "store": (Role.CONTRIBUTOR, self._store.account.id),
+            "store": (Role.STORAGE_ACCOUNT_CONTRIBUTOR, self._store.account.id),
             "blobs": (Role.BLOB_CONTRIBUTOR, self._store.account.id),
             "store-network": (Role.AI_NETWORK_APPROVER, self._store.account.id),
-            "vault": (Role.CONTRIBUTOR, vault.id),
+            "vault": (Role.KEY_VAULT_CONTRIBUTOR, vault.id),
             "secrets": (Role.KEY_VAULT_ADMINISTRATOR, vault.id),
             "vault-network": (Role.AI_NETWORK_APPROVER, vault.id),
-            "registry": (Role.CONTRIBUTOR, self._registry.registry_id),
+            "registry": (Role.ACR_PUSH, self._registry.registry_id),
             "registry-network": (Role.AI_NETWORK_APPROVER, self._registry.registry_id),
-            "insights": (Role.CONTRIBUTOR, insights.id),
+            "insights": (Role.APPLICATION_INSIGHTS_CONTRIBUTOR, insights.id),
         }
         return [
             grant(f"{self._name}-{what}", role, scope, self._identity.principal_id, "ServicePrincipal", self._child)

@@ -129,6 +129,8 @@ class VertexService(pulumi.ComponentResource):
             region=settings.region,
             endpoint=settings.vertex.endpoint,
             start_minutes=settings.vertex.start_minutes,
+            machine_type=settings.gpu.instance_type,
+            num_machines=run.num_nodes,
             request=request,
             opts=pulumi.ResourceOptions(parent=parent, depends_on=[*self._rights, *after], delete_before_replace=True),
         )

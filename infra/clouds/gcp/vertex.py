@@ -98,7 +98,10 @@ def _scheduling(settings: Settings) -> dict[str, Any]:
 
 
 class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
-    """A job in Vertex AI. `request` is its JSON, a secret because `job.env` may hold one; `state` is as last seen."""
+    """A job in Vertex AI. `request` is its JSON, a secret because `job.env` may hold one; `state` is as last seen.
+
+    What costs money is said beside it, for those who look at a preview and for policies.
+    """
 
     state: pulumi.Output[str]
 
@@ -110,6 +113,8 @@ class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
         region: str,
         endpoint: str | None,
         start_minutes: int,
+        machine_type: str,
+        num_machines: int,
         request: pulumi.Input[str],
         opts: pulumi.ResourceOptions,
     ) -> None:
@@ -118,6 +123,8 @@ class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
             "region": region,
             "endpoint": endpoint or f"https://{region}-aiplatform.googleapis.com",
             "start_minutes": start_minutes,
+            "machineType": machine_type,
+            "numMachines": num_machines,
             "request": pulumi.Output.secret(request),
             "state": None,
         }
@@ -193,8 +200,8 @@ def digest(request: Any) -> str:
 
 def _outputs(props: Mapping[str, Any], state: str, label: str) -> dict[str, Any]:
     """What the state of the stack keeps: not the request, of which the digest is enough."""
-    kept = {key: props[key] for key in ("project", "region", "endpoint", "start_minutes")}
-    return {**kept, "state": state, "digest": label}
+    kept = ("project", "region", "endpoint", "start_minutes", "machineType", "numMachines")
+    return {**{key: props[key] for key in kept if key in props}, "state": state, "digest": label}
 
 
 def _without_provider(props: Mapping[str, Any]) -> dict[str, Any]:
