@@ -79,7 +79,10 @@ class Arm:
             from azure.core.pipeline import policies
         except ModuleNotFoundError as error:
             raise ServiceError(f"the Python package {error.name} is missing; {packages.INSTALL}") from None
-        self._options = {"connection_timeout": _TIMEOUT_SECONDS, "enforce_https": endpoint.startswith("https:")}
+        self._options: dict[str, Any] = {
+            "connection_timeout": _TIMEOUT_SECONDS,
+            "enforce_https": endpoint.startswith("https:"),
+        }
         self._client: PipelineClient[Any, Any] = PipelineClient(
             endpoint,
             policies=[

@@ -56,7 +56,8 @@ def parsed(request: Mapping[str, Any]) -> Job:
     """The request in the service's own types, which refuse a field or a value that they do not know."""
     from google.cloud.aiplatform_v1 import CustomJob as Job
 
-    return Job.from_json(json.dumps(request), ignore_unknown_fields=False)
+    job: Job = Job.from_json(json.dumps(request), ignore_unknown_fields=False)
+    return job
 
 
 def asked(call: Callable[[], Value]) -> Value:
@@ -160,7 +161,8 @@ def removed(client: JobServiceClient, name: str) -> None:
     from google.api_core import exceptions
 
     try:
-        asked(lambda: client.delete_custom_job(name=name, retry=None, timeout=ASKED_SECONDS).result(timeout=300))
+        operation = asked(lambda: client.delete_custom_job(name=name, retry=None, timeout=ASKED_SECONDS))
+        asked(lambda: operation.result(timeout=300))  # type: ignore[no-untyped-call]
     except RefusedError as refused:
         if not isinstance(refused.__cause__, exceptions.NotFound):
             raise
