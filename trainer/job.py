@@ -14,6 +14,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.model import TrainTask, build_model
 from trainer.optim import Optimizers, fused_params
+from trainer.parallel import SettledWrapper
 from trainer.planner import make_plan, make_sharder
 from trainer.runtime import Runtime
 from trainer.tables import initialize_tables, replicated_parameters
@@ -48,6 +49,7 @@ def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = No
         device=runtime.device,
         plan=plan,
         sharders=[cast("ModuleSharder[nn.Module]", sharder)],
+        data_parallel_wrapper=SettledWrapper(),
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
