@@ -22,7 +22,7 @@ IN_FOLDER = {
     "policy": {"pulumi_policy"},
     "doctor": {"rich", "packaging", "kubernetes", "urllib3"},
 }
-#: What a cloud's `doctor.py` and the providers of its training service ask with; imported in functions only: it is optional.
+#: What a cloud's `doctor.py` and its training service's providers ask with: optional, so imported in functions only.
 CLIENTS = {"aws": {"boto3", "botocore"}, "azure": {"azure", "urllib3"}, "gcp": {"google", "requests"}}
 ROOMS = {"__init__", "settings", "credentials", "provision", "network", "cluster", "storage", "registry", "monitoring"}
 

@@ -350,6 +350,8 @@ class Settings(ManagedStackSettings):
     @property
     def required_features(self) -> tuple[str, ...]:
         """Features that the subscription must have registered before `pulumi up`."""
+        if self.service:
+            return ()
         fabric = ("Microsoft.ContainerService/AKSInfinibandSupport",) if self.infiniband else ()
         return fabric + (("Microsoft.Compute/EncryptionAtHost",) if self.kubernetes.host_encryption else ())
 
