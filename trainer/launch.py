@@ -76,16 +76,18 @@ def _beside_operator(options: LaunchOptions) -> list[str]:
 
 
 def _as_told(here: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
-    """torchrun's options on a machine of a training service, whose own folders become the trainer's."""
+    """torchrun's options on a machine of a training service; its folders are the trainer's if the settings name none."""
     for option, is_given in {"--nnodes": options.nnodes != "1", "--rdzv-endpoint": options.rdzv_endpoint}.items():
         if is_given:
             raise UserError(f"{option} is given, but --service {options.service} decides: leave one of them out")
     for name in OF_ONE_PROCESS:
         os.environ.pop(name, None)
-    uri = here.checkpoint_uri(_configured(arguments).train.run)
-    for name, value in (("TRAINER_CHECKPOINT__URI", uri), ("TRAINER_METRICS__DIR", _writable(here.logs))):
-        if value:
-            os.environ.setdefault(name, value)
+    config = _configured(arguments)
+    uri = here.checkpoint_uri(config.train.run)
+    if uri and "uri" not in config.checkpoint.model_fields_set:
+        os.environ["TRAINER_CHECKPOINT__URI"] = uri
+    if "dir" not in config.metrics.model_fields_set and (logs := _writable(here.logs)):
+        os.environ["TRAINER_METRICS__DIR"] = logs
     if here.count == 1:
         return options
     own = f",{options.rdzv_conf}" if options.rdzv_conf else ""

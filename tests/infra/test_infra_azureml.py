@@ -114,6 +114,29 @@ def test_another_command_is_another_job(made: Recording, stack: Callable[..., Re
     assert second.deleted_first, "two jobs would write the checkpoints of one run"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"job.nodes": 1},
+        {"job.env": {"NCCL_DEBUG": "INFO"}},
+        {"gpu.instance_type": "Standard_ND96amsr_A100_v4"},
+        {"job.image": "azure850f1526.azurecr.io/trainer@sha256:" + "1" * 64},
+        {"trainer.data": {"source": "criteo", "path": "/data/criteo"}},
+    ],
+    ids=["machines", "variables", "size", "image", "data"],
+)
+def test_whatever_makes_another_job_gives_it_another_name(
+    overrides: dict[str, object], made: Recording, stack: Callable[..., Recording]
+) -> None:
+    other = stack("azure", ON_ML | overrides)
+    if "job.image" in overrides:
+        # Mocks name an environment by its logical name; the service by its version, which is of the image.
+        versions = [one.one(f"{ML}EnvironmentVersion").inputs["version"] for one in (made, other)]
+        assert versions[0] != versions[1]
+    else:
+        assert made.one(f"{ML}Job").inputs["id"] != other.one(f"{ML}Job").inputs["id"]
+
+
 def test_variables_of_a_person_are_secrets_in_the_state(stack: Callable[..., Recording]) -> None:
     job = stack("azure", ON_ML | {"job.env": {"TOKEN": "hush"}}).one(f"{ML}Job")
     assert "environmentVariables" not in job.inputs["properties"], "plain text is read by whoever reads the state"

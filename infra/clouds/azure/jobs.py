@@ -41,16 +41,15 @@ def submitted(name: str, settings: Settings, run: ServiceRun, place: Place, pare
     properties = _properties(settings, run, place, environment.id, command)
     job = ml.Job(
         name,
-        # A job cannot be changed: what is different has another name, and the old one goes first.
-        id=pulumi.Output.all(
-            command, environment.id, json.dumps(run.env, sort_keys=True), settings.gpu.instance_type
-        ).apply(lambda known: f"{run.run}-{_digest([*known, run.num_nodes])}"),
+        # A job cannot be changed: what is different has another name, and the old one goes first. Nothing else replaces
+        # it, or what the service adds to a job would, after the next refresh.
+        id=pulumi.Output.all(command, environment.id, json.dumps(run.env, sort_keys=True)).apply(
+            lambda known: f"{run.run}-{_digest([*known, settings.gpu.instance_type, run.num_nodes])}"
+        ),
         resource_group_name=place.group,
         workspace_name=place.workspace,
         properties=properties,
-        opts=pulumi.ResourceOptions(
-            parent=parent, depends_on=list(place.after), delete_before_replace=True, replace_on_changes=["properties"]
-        ),
+        opts=pulumi.ResourceOptions(parent=parent, depends_on=list(place.after), delete_before_replace=True),
     )
     running = RunningJob(
         f"{name}-running",

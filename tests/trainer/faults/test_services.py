@@ -18,7 +18,7 @@ from machines import events_in, free_port
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 from trainer.errors import UserError
-from trainer.launch import _where_data_is
+from trainer.launch import LaunchOptions, _as_told, _where_data_is
 from trainer.service import machine
 
 SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
@@ -172,6 +172,18 @@ def test_a_place_for_checkpoints_that_was_given_wins_over_the_services(tmp_path:
     assert not (tmp_path / "machine-0" / "outputs").exists() or not list(
         (tmp_path / "machine-0" / "outputs").rglob("step_*")
     )
+
+
+def test_a_place_in_the_settings_file_wins_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", environment())
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tiny_tree({"checkpoint.uri": "/elsewhere"})), encoding="utf-8")
+    here = machine("auto", {"AZUREML_RUN_ID": "a"})
+    assert here
+    _as_told(here, LaunchOptions(service="auto"), ["train", "--config", str(file)])
+    assert "TRAINER_CHECKPOINT__URI" not in os.environ, "the environment would win over the file"
+    assert os.environ["TRAINER_METRICS__DIR"] == "logs"
 
 
 SPEC = {"cluster": {"workerpool0": ["m:2222"], "workerpool1": ["w0:2222", "w1:2222"]}, "environment": "cloud"}
