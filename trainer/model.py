@@ -27,7 +27,7 @@ def mlp(sizes: tuple[int, ...], last_is_linear: bool) -> nn.Sequential:
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(fan_in, fan_out))
         if not (last_is_linear and i == len(sizes) - 2):
-            layers.append(nn.ReLU())
+            layers.append(nn.ReLU(inplace=True))  # the layer before does not need what it overwrites
     return nn.Sequential(*layers)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from trainer.interaction import CrossInteraction, DotInteraction, _PairwiseDots
+from trainer.interaction import CrossInteraction, DotInteraction, _DenseAndPairs
 
 FEATURES = ("a", "b", "c", "d")
 BATCH, DIM = 5, 8
@@ -62,9 +62,10 @@ def test_the_dot_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
 
 
 def test_the_fused_gradient_is_the_numerical_one() -> None:
-    combined = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    i, j = torch.triu_indices(4, 4, offset=1)
-    assert torch.autograd.gradcheck(lambda c: _PairwiseDots.apply(c, i * 4 + j, j * 4 + i), (combined,))
+    dense = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(3, 3 * 5, dtype=torch.float64, requires_grad=True)
+    chosen, pair = DotInteraction(("a", "b", "c"))._pair_indices((2, 0, 1), torch.device("cpu"))
+    assert torch.autograd.gradcheck(lambda d, s: _DenseAndPairs.apply(d, s, chosen, pair), (dense, sparse))
 
 
 @pytest.mark.parametrize("kind", ["dot", "dcn"])
