@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
@@ -46,6 +46,8 @@ def use_shared_memory(dists: Sequence[TwPooledEmbeddingDist], config: TrainConfi
     wanted = config.sharding.exchange
     if wanted == "collective":
         return "collective"
+    if runtime.world_size == 1 and wanted == "auto":
+        return "none"
     obstacle = _obstacle(config, runtime)
     if obstacle is None:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.train.timeout_seconds))
@@ -55,7 +57,7 @@ def use_shared_memory(dists: Sequence[TwPooledEmbeddingDist], config: TrainConfi
             raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; legal here: auto, collective")
         return f"collective: {obstacle}"
     for pooled in dists:  # where TorchRec puts its own at the first use
-        pooled._dist = SharedAllToAll(group, pooled._dim_sum_per_rank)  # type: ignore[assignment]
+        pooled._dist = SharedAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
     return "shared_memory" if dists else "collective: no table is sharded table_wise or column_wise"
 
 
@@ -176,8 +178,11 @@ class _Trip:
 class SharedAllToAll(nn.Module):
     """In the place of TorchRec's PooledEmbeddingsAllToAll: (B, D_me) of all samples -> (B_me, D) of all tables."""
 
-    def __init__(self, group: dist.ProcessGroup, columns: Sequence[int]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, columns: Sequence[int], callbacks: Sequence[Callable[[Tensor], Tensor]]
+    ) -> None:
         super().__init__()
+        self._callbacks = callbacks  # column shards are put side by side by them
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.columns = list(columns)  # D_r
         self.first = [0, *accumulate(self.columns)]
@@ -188,7 +193,9 @@ class SharedAllToAll(nn.Module):
         """Starts the exchange; the result waits for it."""
         samples = batch_size_per_rank or [local_embs.shape[0] // self.world_size] * self.world_size
         trip = _Trip(samples, [0, *accumulate(samples)])
-        return PooledEmbeddingsAwaitable(_Arrival(self, trip, local_embs, _Send.apply(local_embs, self, trip)))
+        arrival = PooledEmbeddingsAwaitable(_Arrival(self, trip, local_embs, _Send.apply(local_embs, self, trip)))
+        arrival.callbacks.extend(self._callbacks)
+        return arrival
 
     def columns_of(self, rank: int) -> slice:
         """Where the columns of process `rank` are among all."""
@@ -229,7 +236,9 @@ class _Send(torch.autograd.Function):
         divisor = exchange.world_size if get_gradient_division() else 1
         for rank in range(exchange.world_size):
             shape = (trip.samples[rank], columns)
-            arrived = trip.own_gradient if rank == me else exchange.back.piece(rank, shape[0] * exchange.first[me], shape)
+            arrived = (
+                trip.own_gradient if rank == me else exchange.back.piece(rank, shape[0] * exchange.first[me], shape)
+            )
             torch.div(arrived, divisor, out=gradient_BD[samples[rank] : samples[rank + 1]])
         trip.own_gradient = None
         return gradient_BD, None, None
@@ -239,7 +248,7 @@ class _Receive(torch.autograd.Function):
     """Forward collects the sums that other processes have sent; backward hands them their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, sent: Tensor, local_BD: Tensor, exchange: SharedAllToAll, trip: _Trip) -> Tensor:
+    def forward(ctx: Any, _: Tensor, local_BD: Tensor, exchange: SharedAllToAll, trip: _Trip) -> Tensor:
         """(B, D_me) of this process -> (B_me, D)."""
         ctx.exchange, ctx.trip = exchange, trip
         exchange.forth.wait()

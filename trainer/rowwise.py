@@ -104,7 +104,7 @@ class _Update(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, trigger: Tensor, pooled_BTD: Tensor, indices_V: Tensor, offsets: Tensor, update: CoalescedUpdate
+        ctx: Any, _: Tensor, pooled_BTD: Tensor, indices_V: Tensor, offsets: Tensor, update: CoalescedUpdate
     ) -> Tensor:
         """The sums as they are."""
         ctx.save_for_backward(indices_V, offsets)

@@ -6,10 +6,12 @@ import itertools
 
 import pytest
 import torch
+from small_jobs import first_steps, tiny
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from trainer.interaction import CrossInteraction, DotInteraction, _DenseAndPairs
+from trainer.model import build_model
 
 FEATURES = ("a", "b", "c", "d")
 BATCH, DIM = 5, 8
@@ -105,3 +107,14 @@ def test_a_low_precision_dense_vector_decides_the_arithmetic() -> None:
     assert DotInteraction(FEATURES)(dense.bfloat16(), pooled).dtype == torch.bfloat16, (
         "fp32 products would waste bf16 units"
     )
+
+
+def test_the_option_chooses_between_fused_and_plain() -> None:
+    losses = {}
+    for fused in (True, False):
+        config = tiny({"train.fused_interaction": fused})
+        interaction = build_model(config, "fp32").top_tower.interaction
+        assert isinstance(interaction, DotInteraction)
+        assert interaction.fused is fused
+        losses[fused] = first_steps({"train.fused_interaction": fused})
+    assert losses[True] == pytest.approx(losses[False], abs=1e-6)

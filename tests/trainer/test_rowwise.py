@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,20 +85,25 @@ def test_looking_up_without_gradients_changes_nothing() -> None:
 
 
 def test_both_train_the_same_and_auto_says_which_it_takes() -> None:
-    losses = {update: first_steps({"optim.sparse.update": update} | PLANS["table_wise"]) for update in ("auto", "coalesced", "fbgemm")}
+    configs = {
+        update: {"optim.sparse.update": update} | PLANS["table_wise"] for update in ("auto", "coalesced", "fbgemm")
+    }
+    losses = {update: first_steps(changes) for update, changes in configs.items()}
     assert losses["auto"] == losses["coalesced"]
     assert losses["coalesced"] == pytest.approx(losses["fbgemm"], abs=1e-6)
-    for update, taken in {"auto": "coalesced", "fbgemm": "fbgemm"}.items():
-        runtime_config = tiny({"optim.sparse.update": update} | PLANS["table_wise"])
-        with alone(runtime_config) as runtime:
-            assert build_job(runtime_config, runtime).fast["update"] == taken
+    taken = {"auto": "coalesced", "coalesced": "coalesced", "fbgemm": "fbgemm"}
+    assert {update: update_of(changes) for update, changes in configs.items()} == taken
 
 
 def test_auto_leaves_other_optimizers_to_fbgemm_and_a_name_is_refused() -> None:
-    config = tiny({"optim.sparse.optimizer": "adagrad"})
+    adagrad = {"optim.sparse.optimizer": "adagrad"} | PLANS["table_wise"]
+    assert update_of(adagrad) == "fbgemm"
+    with pytest.raises(UserError, match=r"optim\.sparse\.update is coalesced.*adagrad on cpu; legal here: auto, fb"):
+        update_of(adagrad | {"optim.sparse.update": "coalesced"})
+
+
+def update_of(changes: dict[str, Any]) -> str:
+    """What a job with these changes says of it."""
+    config = tiny(changes)
     with alone(config) as runtime:
-        assert build_job(config, runtime).fast["update"] == "fbgemm"
-    asked = tiny({"optim.sparse.optimizer": "adagrad", "optim.sparse.update": "coalesced"} | PLANS["table_wise"])
-    with pytest.raises(UserError, match=r"optim\.sparse\.update is coalesced.*adagrad on cpu; legal here: auto, fbgemm"):
-        with alone(asked) as runtime:
-            build_job(asked, runtime)
+        return build_job(config, runtime).fast["update"]
