@@ -87,7 +87,7 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
 
 def test_stock_runs_without_what_ours_sets_for_its_process(bench: subprocess.CompletedProcess[str]) -> None:
     result = json.loads(bench.stdout.splitlines()[-1])
-    assert result["ours_fast"] == {"malloc": "keep", "update": "fbgemm", "exchange": ANY}
+    assert result["ours_fast"] == {"malloc": "keep", "update": ANY, "exchange": ANY}
     assert "malloc keep" in bench.stdout.replace("\n", " "), "a person must see what auto has come to"
 
 

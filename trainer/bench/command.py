@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.bench.options import BenchOptions, read_options
+from trainer.errors import UserError
 from trainer.options import load_config
 
 
@@ -63,6 +64,10 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
 
     with running(config.train, dict(os.environ)) as runtime:
         config = config.for_processes(runtime.world_size)
+        try:
+            config.check_world_size(runtime.world_size)
+        except ValueError as error:
+            raise UserError(str(error)) from None
         if options.side:
             from trainer.bench.sides import serve_side
 

@@ -47,8 +47,9 @@ def modes(runtime: Runtime) -> list[Mode]:
     found = [Mode("fp32 stock", True, {}), Mode("fp32 ours", False, {})]
     if runtime.world_size > 1:
         for wire in ("fp16", "int8"):
-            changes = {"sharding": {"forward_precision": wire, "backward_precision": wire}}
-            found.append(Mode(f"fp32, {wire} on the wire", False, changes))
+            # TorchRec has no int8 for the sums of row-wise shards.
+            changes = {"forward_precision": wire, "backward_precision": wire, "types": ("table_wise",)}
+            found.append(Mode(f"fp32, {wire} on the wire", False, {"sharding": changes}))
     if native_bf16(runtime.device):
         found.append(Mode("bf16 ours", False, {}, "bf16"))
     return found
