@@ -34,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command in _ENGINE:
             return _engine(arguments)
+        if arguments.command == "doctor":
+            from infra.doctor import command
+
+            return command.run(arguments)
         return _cost(arguments) if arguments.command == "cost" else _table(arguments)
     except ValueError as error:  # of settings too
         sys.stderr.write(f"error: {error}\n")
@@ -49,12 +53,37 @@ def parser() -> argparse.ArgumentParser:
     commands = program.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (_ENGINE | _COST).items():
         _stack_options(commands.add_parser(name, help=text, description=text), name)
+    _doctor_options(commands)
     instances = commands.add_parser("instances", help="compare GPU instance types: hardware, network, price")
     instances.add_argument("--cloud", help="only this cloud's types")
     charts = commands.add_parser("charts", help="the pinned Helm charts and how to check for newer ones")
     for command in (instances, charts):
         command.add_argument("--json", action="store_true", help="machine-readable, every field")
     return program
+
+
+def _doctor_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "find what stands in the way of a stack, before `up` and after it: result and what to do, check by check"
+    more = "Exit status: 0 fine, 1 something to mend, 2 something could not be looked at."
+    command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
+    command.add_argument("--stack", metavar="S", help="the stack: Pulumi.<S>.yaml has its settings")
+    command.add_argument("--json", action="store_true", help="print the findings as JSON; progress goes to stderr")
+    command.add_argument(
+        "--cwd", metavar="DIR", type=Path, default=ROOT, help="folder of Pulumi.yaml [this repository]"
+    )
+    command.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, help="what each check may take [30; 60 for the job]"
+    )
+    command.add_argument(
+        "--markdown", action="store_true", help="write the tables of causes into the guides, and nothing else"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text}: legal is more than 0")
+    return value
 
 
 def _stack_options(command: argparse.ArgumentParser, name: str) -> None:

@@ -17,6 +17,7 @@ EXTRAS_OF = {
     "trainer-cpu": ["trainer", "trainer-cpu"],
     "trainer-gpu": ["trainer", "trainer-gpu"],
     "infra": ["infra"],
+    "doctor": ["doctor"],
     "test": ["test"],
     "lint": ["lint"],
 }

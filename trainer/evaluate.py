@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,10 @@ from trainer.metrics import Quality
 from trainer.step import Pipeline
 
 
-def evaluate(job: Job, source: Source) -> dict[str, float]:
+def evaluate(job: Job, source: Source, look: Callable[[], None] | None = None) -> dict[str, float]:
     """Collective: `loss`, `ne`, `auc`, `calibration` and, where the source knows it, `best_auc`; and `samples`.
+
+    `look` is called after every batch and may raise to end the evaluation, if it does so on all processes alike.
 
     The model is in evaluation mode meanwhile, in a pipeline of its own, so that no batch of it meets the training
     stream.
@@ -38,6 +40,8 @@ def evaluate(job: Job, source: Source) -> dict[str, float]:
                 losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 totals += torch.stack([(losses * weights).sum(dtype=torch.float64), weights.sum(dtype=torch.float64)])
                 quality.add(logits, labels, weights)
+                if look is not None:
+                    look()
     finally:
         pipeline.detach()
         job.dmp.train(was_training)

@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.exchange import use_shared_memory
 from trainer.model import TrainTask, build_model
 from trainer.optim import Optimizers, fused_params
+from trainer.parallel import SettledWrapper
 from trainer.planner import make_plan, make_sharder
 from trainer.rowwise import use_coalesced_update
 from trainer.runtime import Runtime
@@ -51,6 +52,7 @@ def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = No
         device=runtime.device,
         plan=plan,
         sharders=[cast("ModuleSharder[nn.Module]", sharder)],
+        data_parallel_wrapper=SettledWrapper(),
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)

@@ -23,6 +23,7 @@ EXIT_RESTART = 75
 _EXIT_SECOND_SIGNAL = 128 + signal.SIGTERM
 _SAME_SIGNAL_SECONDS = 1.0  # a launcher in the same process group passes on what the kernel has delivered already
 _LOOK_SECONDS = 0.2
+_LAUNCHER_LOOK_SECONDS = 1.0
 
 
 class Preemption:
@@ -65,7 +66,7 @@ class Preemption:
 
         An agent that gets SIGTERM leaves without closing the rendezvous, so other machines go on.
         """
-        if self.machine_goes and "TORCHELASTIC_RUN_ID" in os.environ:
+        if self.machine_goes and _under_torchrun():
             os.kill(os.getppid(), signal.SIGTERM)
 
     def __enter__(self) -> Preemption:
@@ -74,6 +75,8 @@ class Preemption:
         self._old_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._old_handler = signal.signal(signal.SIGTERM, lambda *_: None)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        if _under_torchrun():
+            threading.Thread(target=self._watch_launcher, args=(os.getppid(),), name="launcher", daemon=True).start()
         return self
 
     def __exit__(
@@ -98,6 +101,13 @@ class Preemption:
             self.request("SIGTERM")
         os.close(self._read_end)
 
+    def _watch_launcher(self, launcher: int) -> None:
+        """A process whose launcher was killed would train on, unseen, beside those of the next start."""
+        while not self._closed.wait(_LAUNCHER_LOOK_SECONDS):
+            if os.getppid() != launcher:
+                self.request(f"the launcher (process {launcher}) has died")
+                return
+
     def _enforce(self) -> None:
         """End the process when its time is up, or when a process beside it has died: then the launcher is restarting
         all of them, and the step that would agree on a stop never comes."""
@@ -116,6 +126,10 @@ class Preemption:
             sys.stderr.write(message + "\n")
             sys.stderr.flush()
         os._exit(code)
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _is_alive(pid: int) -> bool:

@@ -137,6 +137,14 @@ def _announce(
         reporter.event("resume", step=start.step, position=start.position, seconds=loaded_seconds)
 
 
+class Leaving(Exception):  # noqa: N818  # not an error: the way out of an evaluation
+    """All processes have agreed to stop in the middle of an evaluation."""
+
+    def __init__(self, agreed: Votes) -> None:
+        super().__init__(agreed)
+        self.agreed = agreed
+
+
 @dataclass
 class Run:
     """A run under way on this process."""
@@ -217,10 +225,13 @@ class Run:
                     return None
                 self._save_where_due(agreed, clock)
                 if self._due(config.train.eval_every):
-                    self.watchdog.rest()
                     pipeline.detach()
-                    with clock.paused():
-                        reached = self._reached_target()
+                    try:
+                        with clock.paused():
+                            reached = self._reached_target(self._look)
+                    except Leaving as leaving:
+                        self._stop(leaving.agreed)
+                        return None
                     pipeline.attach()
                     if reached:
                         self.agreement.close()
@@ -261,13 +272,24 @@ class Run:
             )
         )
 
+    def _look(self) -> None:
+        """Collective, between two batches of an evaluation: whether all must go, and what else was voted."""
+        self.watchdog.step(self.progress.step)
+        agreed = self._agree()
+        self.waiting_for_save |= self._by_clock(agreed)
+        if agreed.stop:
+            raise Leaving(agreed)
+
+    def _by_clock(self, agreed: Votes) -> bool:
+        """Whether a save is due for another reason than the steps. Votes given before the last save began know nothing
+        of it."""
+        return agreed.due and agreed.step > self.saver.started_step
+
     def _save_where_due(self, agreed: Votes, clock: Clock) -> None:
         """Take in a save that has ended everywhere; begin one by steps or by the clock, unless one is under way."""
         if self.saver.under_way and agreed.step >= self.saver.started_step and not agreed.writing:
             self.saver.settle()
-        # Votes of before the last save began know nothing of it.
-        by_clock = agreed.due and agreed.step > self.saver.started_step
-        self.waiting_for_save |= self._due(self.job.config.checkpoint.every_steps) or by_clock
+        self.waiting_for_save |= self._due(self.job.config.checkpoint.every_steps) or self._by_clock(agreed)
         if self.waiting_for_save and not self.saver.under_way and self.progress.step < self.total_steps:
             self.waiting_for_save = False
             self.watchdog.rest()
@@ -303,15 +325,15 @@ class Run:
         else:
             self.wise_to_save = True
 
-    def _reached_target(self) -> bool:
+    def _reached_target(self, look: Callable[[], None] | None = None) -> bool:
         """Evaluate; whether the AUC is at train.target_auc."""
-        self._evaluate()
+        self._evaluate(look)
         assert self.evaluated is not None
         target = self.job.config.train.target_auc
         return target is not None and self.evaluated["auc"] >= target
 
-    def _evaluate(self) -> None:
-        self.evaluated = evaluate(self.job, self.eval_source)
+    def _evaluate(self, look: Callable[[], None] | None = None) -> None:
+        self.evaluated = evaluate(self.job, self.eval_source, look)
         self.reporter.event("eval", step=self.progress.step, **self.evaluated)
 
     def _result(self, state: str, clock: Clock) -> dict[str, Any]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from infra.contract import ChartRequest, GpuPool, Toleration
+
+#: Replaces the exporter's own list, which leaves throttling and NVLink out.
+COUNTERS = Path(__file__).resolve().parents[1] / "monitoring" / "counters.csv"
 
 
 def _tolerations(tolerations: Sequence[Toleration]) -> list[dict[str, str]]:
@@ -48,5 +52,6 @@ def dcgm_exporter(pool: GpuPool) -> ChartRequest:
         "tolerations": _tolerations(pool.tolerations),
         "serviceMonitor": {"enabled": True, "interval": "15s"},
         "kubernetes": {"enablePodLabels": True},
+        "customMetrics": COUNTERS.read_text(encoding="utf-8"),
     }
     return ChartRequest("dcgm-exporter", values)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import pulumi
 import pulumi_kubernetes as k8s
 
-from infra.contract import ChartRequest
+from infra.addons import charts
+from infra.contract import ChartRequest, CustomResource
+from infra.monitoring import alerts, board
 
-DASHBOARD = Path(__file__).parent / "dashboards" / "training.json"
+_NAME, _STACK = "torchrec-training", "kube-prometheus-stack"
 
 
 def prometheus_stack() -> ChartRequest:
-    """One Prometheus that scrapes every monitor of the cluster, one Grafana, no Alertmanager.
+    """One Prometheus that scrapes every monitor of the cluster, with the alerts; one Grafana, no Alertmanager.
 
     A managed control plane hides its controller manager, scheduler, etcd and proxy: monitors for them would only alarm.
     The empty selectors make Prometheus take monitors that other releases and the jobs bring.
@@ -28,12 +30,17 @@ def prometheus_stack() -> ChartRequest:
         "kubeScheduler": {"enabled": False},
         "prometheus": {"prometheusSpec": everything | {"retention": "15d"}},
     }
-    return ChartRequest("kube-prometheus-stack", values)
+    rules = CustomResource(
+        "monitoring.coreos.com/v1", "PrometheusRule", _NAME, alerts.rules(), charts.table()[_STACK].namespace
+    )
+    return ChartRequest(_STACK, values, (rules,))
 
 
 def dashboard(name: str, namespace: str, opts: pulumi.ResourceOptions) -> k8s.core.v1.ConfigMap:
     """The dashboard, where Grafana's sidecar finds it by its label."""
     metadata = k8s.meta.v1.ObjectMetaArgs(
-        name="torchrec-training-dashboard", namespace=namespace, labels={"grafana_dashboard": "1"}
+        name=f"{_NAME}-dashboard", namespace=namespace, labels={"grafana_dashboard": "1"}
     )
-    return k8s.core.v1.ConfigMap(name, metadata=metadata, data={DASHBOARD.name: DASHBOARD.read_text()}, opts=opts)
+    return k8s.core.v1.ConfigMap(
+        name, metadata=metadata, data={"training.json": json.dumps(board.dashboard())}, opts=opts
+    )

@@ -115,6 +115,18 @@ class LiveStack:
         stack = self._open("outputs")
         return typed(self.name, {key: output.value for key, output in self._ask("outputs", stack.outputs).items()})
 
+    def outputs_if_up(self) -> StackOutputs | None:
+        """The same; None for a stack of which nothing is there yet."""
+        try:
+            stack = self._open("outputs")
+        except OperationError:
+            known = [item.name for item in self._ask("outputs", self._workspace.list_stacks)]
+            if self.name in known or self.name not in configuration.files(self.folder):
+                raise
+            return None
+        found = self._ask("outputs", stack.outputs)
+        return typed(self.name, {key: output.value for key, output in found.items()}) if found else None
+
     @property
     def _file(self) -> Path:
         return self.folder / f"Pulumi.{self.name}.yaml"

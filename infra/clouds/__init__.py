@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import pulumi
 
     from infra.contract import Cluster, Credentials, Provision
+    from infra.doctor.model import CloudDoctor
     from infra.settings import StackSettings
 
 
@@ -45,6 +47,12 @@ class Cloud:
     def refuses(self, message: str) -> bool:
         """Whether a provider's message says that the credentials are missing or have expired."""
         return any(text in message for text in cast("Credentials", self._credentials).REFUSED)
+
+    @property
+    def doctor(self) -> CloudDoctor | None:
+        """What looks at the account before anything is made there; None for a cloud that has no such file."""
+        name = f"{__name__}.{self.name}.doctor"
+        return cast("CloudDoctor", importlib.import_module(name)) if importlib.util.find_spec(name) else None
 
     @property
     def _credentials(self) -> object:

@@ -6,7 +6,9 @@ What a cloud computes comes from `imitations/<cloud>.py`, one file per cloud, ea
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import functools
 import importlib.util
 import json
 import runpy
@@ -181,6 +183,7 @@ def record(program: Callable[[], object], config: Mapping[str, str], stack: str)
 def _run(
     program: Callable[[], object], config: Mapping[str, str], stack: str, monitor: _Monitor, recording: Recording
 ) -> None:
+    asyncio.set_event_loop(_loop())
     runtime_settings.set_root_resource(None)
     mocks.set_mocks(monitor.mocks, project=PROJECT, stack=stack, monitor=monitor)
     pulumi.runtime.set_all_config(dict(config), [])
@@ -190,6 +193,13 @@ def _run(
         _sync_await(_resolve(exported, recording))
     except Exception as error:
         recording.error = error
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One for all stacks, since one that failed leaves tasks behind that the next waits for. Never the current one:
+    storage clients leave the loop of a thread of theirs behind as that."""
+    return asyncio.new_event_loop()
 
 
 def _nothing(_: object) -> None:

@@ -29,6 +29,7 @@ from infra.contract import (
     Toleration,
 )
 from infra.exports import export_all
+from infra.monitoring.board import dashboard
 from infra.stack import parse
 
 SPOT = Toleration("example.com/spot", "spot")
@@ -180,7 +181,7 @@ def test_prometheus_takes_monitors_of_other_releases() -> None:
 
 
 def test_the_dashboard_shows_training_and_gpus() -> None:
-    board = json.loads(monitoring.DASHBOARD.read_text())
+    board: Any = dashboard()
     queries = " ".join(target["expr"] for panel in board["panels"] for target in panel.get("targets", ()))
     assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" in queries
     assert "trainer_samples_per_second" in queries

@@ -17,7 +17,13 @@ from infra import clouds
 INFRA = ROOT / "infra"
 ANYWHERE = {*sys.stdlib_module_names, "pulumi", "pulumi_kubernetes", "pydantic", "pydantic_core", "yaml", "infra"}
 #: The policy SDK for the pack, a display for those who watch an update.
-IN_FOLDER = {"automation": {"rich"}, "policy": {"pulumi_policy"}}
+IN_FOLDER = {
+    "automation": {"rich"},
+    "policy": {"pulumi_policy"},
+    "doctor": {"rich", "packaging", "kubernetes", "urllib3"},
+}
+#: What a cloud's `doctor.py` asks with; optional, so imported in functions only.
+CLIENTS = {"aws": {"boto3", "botocore"}, "azure": {"azure", "urllib3"}, "gcp": {"google", "requests"}}
 ROOMS = {"__init__", "settings", "credentials", "provision", "network", "cluster", "storage", "registry", "monitoring"}
 
 
@@ -41,6 +47,8 @@ def _cloud_of(path: Path) -> str | None:
 def test_infra_imports_pulumi_pydantic_and_itself_and_a_clouds_sdk_only_in_its_folder() -> None:
     for path in _python(INFRA):
         allowed = ANYWHERE | SDKS.get(_cloud_of(path) or "", set()) | IN_FOLDER.get(path.parent.name, set())
+        if path.name == "doctor.py":
+            allowed |= CLIENTS.get(_cloud_of(path) or "", set())
         strangers = {name for name in _imports(path) if name.split(".")[0] not in allowed}
         assert not strangers, f"{path.relative_to(ROOT)} imports {strangers}"
 
@@ -100,3 +108,12 @@ def test_the_command_line_helps_without_any_sdk() -> None:
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "instances" in run.stdout
+
+
+@pytest.mark.parametrize("cloud", clouds.available())
+def test_a_clouds_doctor_is_known_without_its_client_and_its_sdk(cloud: str) -> None:
+    script = f"import sys, infra.clouds.{cloud}.doctor\n"
+    script += "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    foreign = set(run.stdout.split()) & set().union(*CLIENTS.values(), *SDKS.values()) - {"urllib3", "google"}
+    assert not foreign, "a client that is missing must cost one row of the table and not the command"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,3 +113,17 @@ def test_only_the_chosen_clouds_folder_and_sdk_are_imported(name: str, kubeconfi
     sdks = {module for module in modules if module.startswith("pulumi_") and "." not in module}
     assert sdks <= SDKS[cloud] | SHARED_SDKS, "another cloud's SDK costs seconds and hundreds of megabytes"
     assert not {"torch", "torchrec"} & modules
+
+
+def test_a_stack_runs_after_a_storage_client_has_left_its_loop_behind() -> None:
+    """What adlfs does to the calling thread: its current loop is one that runs in another."""
+    left = asyncio.new_event_loop()
+    thread = threading.Thread(target=left.run_forever)
+    thread.start()
+    asyncio.set_event_loop(left)
+    try:
+        assert run_stack("local").error is None
+    finally:
+        left.call_soon_threadsafe(left.stop)
+        thread.join()
+        left.close()

@@ -218,7 +218,8 @@ class Prometheus(Sink):
 
     By split (train, eval): trainer_loss, trainer_ne, trainer_auc, trainer_calibration. Of training:
     trainer_samples_per_second, trainer_step_seconds, trainer_memory_bytes, trainer_learning_rate_factor, trainer_step,
-    trainer_position_samples, trainer_last_checkpoint_timestamp_seconds, and the counter trainer_samples_total.
+    trainer_position_samples, trainer_last_checkpoint_timestamp_seconds, trainer_restarts (of the processes, by
+    torchrun), and the counters trainer_samples_total and trainer_checkpoint_failures_total.
     """
 
     def __init__(self, host: str, port: int, run: str) -> None:
@@ -245,6 +246,9 @@ class Prometheus(Sink):
             "position": (1.0, gauge("position_samples", "samples of the stream consumed")),
         }
         self._checkpoint = gauge("last_checkpoint_timestamp_seconds", "when the newest checkpoint became complete")
+        self._restarts = gauge("restarts", "how often torchrun has restarted the processes")
+        self._failures = Counter("trainer_checkpoint_failures", "saves that have failed", ["run"], registry=registry)
+        self._failures.labels(run)  # 0 from the start, so that the first one is an increase
         self._samples = Counter("trainer_samples", "samples trained on by this process", ["run"], registry=registry)
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
 
@@ -256,6 +260,10 @@ class Prometheus(Sink):
                     gauge.labels(self._run, name).set(fields[key])
         if name == "train":
             self._samples.labels(self._run).inc(fields["samples_since_last"])
+        if name == "start":
+            self._restarts.labels(self._run).set(fields["restart"])
+        if name == "checkpoint_failed":
+            self._failures.labels(self._run).inc()
         if name == "checkpoint":
             self._checkpoint.labels(self._run).set_to_current_time()
         if name in ("train", "resume"):

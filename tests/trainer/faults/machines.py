@@ -41,9 +41,16 @@ class Zygote:
         )
         self._codes: dict[int, int] = {}
 
-    def start(self, argv: list[str], env: dict[str, str], log: Path, fault: Mapping[str, Any] | None) -> int:
+    def start(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        log: Path,
+        fault: Mapping[str, Any] | None = None,
+        module: str = "trainer.cli",
+    ) -> int:
         """The process id."""
-        order = {"argv": argv, "env": env, "log": str(log), "fault": fault}
+        order = {"module": module, "argv": argv, "env": env, "log": str(log), "fault": fault}
         return int(self._ask({"start": order})["pid"])
 
     def code(self, pid: int) -> int | None:
@@ -55,7 +62,7 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(_HANG_SECONDS)
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -123,6 +130,15 @@ def events_in(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def places(world: int) -> list[dict[str, str]]:
+    """The environment that torchrun gives each of `world` processes of a new job; none for one alone."""
+    if world == 1:
+        return [{}]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
 @dataclass
 class Machines:
     """Starts jobs of a run named `a` under `folder`."""
@@ -145,14 +161,9 @@ class Machines:
         dotted |= {name.replace("__", "."): value for name, value in changes.items()}
         file, log = self.folder / f"config-{self.starts}.json", self.folder / f"log-{self.starts}.txt"
         file.write_text(json.dumps(tiny_tree(dotted)), encoding="utf-8")
-        port, pids = str(free_port()), []
-        for rank in range(world):
-            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            mine = {name: str(value) for name, value in ranks.items()} if world > 1 else {}
-            mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if world > 1 else {}
-            argv = ["train", "--config", str(file)]
-            fault = (faults or {}).get(rank)
-            pids.append(self.zygote.start(argv, mine | dict(env or {}), log, fault))
+        argv, pids = ["train", "--config", str(file)], []
+        for rank, mine in enumerate(places(world)):
+            pids.append(self.zygote.start(argv, mine | dict(env or {}), log, (faults or {}).get(rank)))
         return Attempt(self.zygote, pids, log)
 
     def finished(self, world: int, **changes: Any) -> dict[str, Any]:

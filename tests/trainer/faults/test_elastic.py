@@ -109,6 +109,23 @@ def test_a_killed_worker_comes_back_and_the_run_ends_as_if_nothing_had_happened(
     assert agent.events("result")[0]["step"] == 60
 
 
+def test_processes_whose_launcher_was_killed_save_and_go(tmp_path: Path, agents: list[Agent]) -> None:
+    train = written(tmp_path, train__steps=100_000, fault__save_if_older_seconds=0)
+    agent = Agent(["trainer", "launch", "--nproc", "2", *train], tmp_path / "log", HERE)
+    agents.append(agent)
+    wait_for(agents, "train", step=lambda step: step >= 5)
+    workers = agent.workers()
+    agent.process.kill()
+    agent.process.wait()
+    gone = wait_for(agents, "preempted")
+    assert gone["because"] == f"the launcher (process {agent.process.pid}) has died"
+    assert gone["saved_step"] == gone["step"]
+    until = time.monotonic() + SECONDS
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < until, "they stayed, beside the processes of the next start"
+        time.sleep(0.1)
+
+
 def test_a_lost_machine_shrinks_the_job_and_one_that_comes_back_grows_it(tmp_path: Path, agents: list[Agent]) -> None:
     port = free_port()
     meet = ["--nnodes", "1:2", "--max-restarts", "9", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc", "1"]

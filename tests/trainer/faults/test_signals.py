@@ -70,3 +70,20 @@ def test_a_signal_while_a_process_beside_it_is_dead_ends_the_rest_within_seconds
     running.signal(0)
     assert running.wait(help_along=False) == [75, -9]
     assert time.monotonic() - began < 30, "a restart must not wait for a grace period that nobody needs"
+
+
+def test_a_signal_in_the_middle_of_an_evaluation_does_not_wait_for_its_end(machines: Machines) -> None:
+    long = {"train.eval_every": 4, "data.eval_samples": 48 * 4000, "train.eval_batch_size": 48}
+    machines.changes = LONG | long | {"fault.save_if_older_seconds": 0, "fault.grace_seconds": 80}
+    running = machines.start(2, {0: SLOW, 1: SLOW})
+    running.wait_for("train", step=4)
+    time.sleep(1)
+    running.signal(1)
+    assert running.wait(help_along=False) == [75, 75], running.log.read_text()[-3000:]
+    events = running.events()
+    assert not [e for e in events if e["event"] == "eval"], "a quality of a part of the samples"
+    (gone,) = (e for e in events if e["event"] == "preempted")
+    assert (gone["step"], gone["saved_step"]) == (4, 4)
+    resumed = machines.start(2, train__steps=6, train__eval_every=0, data__eval_samples=96)
+    assert resumed.wait() == [0, 0]
+    assert resumed.resumed_at() == 4

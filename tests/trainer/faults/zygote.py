@@ -1,14 +1,16 @@
 """A process that has imported the trainer and forks one process of a job per line of standard input.
 
 Importing torch and TorchRec takes seconds, a fork milliseconds, so a test can afford dozens of restarts. What is forked
-is a process like any other: it runs `trainer.cli.main`, has its own process id, and dies of kill -9.
+is a process like any other: it runs `main(argv)` of a module (`trainer.cli`, as a rule), has its own process id, and
+dies of kill -9.
 
-Input: {"start": {"argv": [...], "env": {...}, "log": PATH, "fault": {...} or null}} -> {"pid": N};
+Input: {"start": {"module": NAME, "argv": [...], "env": {...}, "log": PATH, "fault": {...} or null}} -> {"pid": N};
 {"ended": null} -> {"ended": {pid: exit code}} of those that have ended since, negative for signals.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,8 +20,8 @@ from typing import Any
 import small_jobs  # noqa: F401  # imports the trainer with everything it needs
 from injected import inject
 
+import trainer.cli
 import trainer.train  # noqa: F401
-from trainer.cli import main
 
 
 def child(order: dict[str, Any]) -> None:
@@ -32,7 +34,7 @@ def child(order: dict[str, Any]) -> None:
         os.environ.update(order["env"])
         if order["fault"]:
             inject(order["fault"])
-        code = main(order["argv"])
+        code = importlib.import_module(order["module"]).main(order["argv"])
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,0 +1,89 @@
+"""What goes wrong on Azure: how it looks, why, and the cure. The guide's table is written from this list."""
+
+from __future__ import annotations
+
+from infra.doctor.model import Cause
+
+CREDENTIALS = Cause(
+    "azure-credentials",
+    "`Please run 'az login'`, `AADSTS...`",
+    "nobody is logged in here, or the login has expired",
+    "{login}",
+)
+SUBSCRIPTION = Cause(
+    "azure-subscription",
+    "`SubscriptionNotFound`, or resources appear where nobody looks for them",
+    "no subscription is chosen, it is not enabled, or these credentials do not reach it",
+    "az account list --output table, then: az account set --subscription <id>",
+)
+ACCOUNT = Cause(
+    "azure-account",
+    "`stack ... was created in ..., and the credentials in use reach ...`",
+    "another subscription is active than when the stack was made",
+    "az account set --subscription {account}",
+)
+DENIED = Cause(
+    "azure-denied",
+    "a check ends with `AuthorizationFailed`",
+    "these credentials may not read this; the role Reader on the subscription is enough",
+    "az role assignment create --role Reader --assignee <you> --scope /subscriptions/{subscription}",
+)
+UNREACHABLE = Cause(
+    "azure-unreachable",
+    "a check ends with a time-out of management.azure.com",
+    "no way leads out of this machine",
+    "behind a proxy set HTTPS_PROXY",
+)
+PROVIDER = Cause(
+    "azure-provider",
+    "`MissingSubscriptionRegistration`",
+    "the subscription has never used this service: its resource provider is not registered",
+    "az provider register --namespace {namespace} --wait",
+)
+FEATURE = Cause(
+    "azure-feature",
+    "nodes without `rdma/ib`, or `SubscriptionNotEnabledEncryptionAtHost`",
+    "a preview feature that the nodes need is not registered; it takes up to half an hour",
+    "az feature register --namespace {namespace} --name {name}, then: az provider register --namespace {namespace}",
+)
+OFFER = Cause(
+    "azure-offer",
+    "`SkuNotAvailable`",
+    "the location, or the zone, does not offer this size to the subscription",
+    "{mend}",
+)
+QUOTA = Cause(
+    "azure-quota",
+    "`QuotaExceeded` or `ErrCode_InsufficientVCPUQuota`, often with 0 as the limit",
+    "the subscription's quota of cores for this family is too small; spot has one quota for all families",
+    "ask for {value} cores of {family} in {location}: https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
+    " (days for ND sizes), or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
+)
+CAPACITY = Cause(
+    "azure-capacity",
+    "`AllocationFailed` or `OverconstrainedAllocationRequest` although the quota is large enough",
+    "no such machine is free at present; a quota is a permission and no promise",
+    "another location, or a capacity reservation (gpu.capacity reservation)",
+)
+RESERVATION = Cause(
+    "azure-reservation",
+    "`CapacityReservationGroup...` errors at the node pool",
+    "the group is gone, or holds too few machines of this size in this location",
+    "{mend}",
+)
+OVERLAP = Cause(
+    "azure-overlap",
+    "a peering between the VNets is refused",
+    "another VNet has addresses of network.cidr; that is no mistake until the two are connected",
+    "before the first `up`: pulumi config set --path network.cidr {free}",
+)
+PRIVATE = Cause(
+    "azure-private",
+    "`up` waits at the first Kubernetes object and fails with `no such host`",
+    "without network.authorized_cidrs the API server has a private address only",
+    "pulumi config set --path 'network.authorized_cidrs[0]' <your address>/32 before the first up, or run in the VNet",
+)
+CAUSES = (
+    CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY, RESERVATION,
+    OVERLAP, PRIVATE,
+)  # fmt: skip

@@ -1,0 +1,82 @@
+"""What goes wrong on Google Cloud: how it looks, why, and the cure. The guide's table is written from this list."""
+
+from __future__ import annotations
+
+from infra.doctor.model import Cause
+
+CREDENTIALS = Cause(
+    "gcp-credentials",
+    "`could not find default credentials`, `invalid_grant`",
+    "nobody is logged in for programs (which is another login than gcloud's own), or the login has expired",
+    "{login}",
+)
+PROJECT = Cause(
+    "gcp-project",
+    "`Permission denied on resource project`, `project ... not found`",
+    "gcp:project is another project's id, a project's name, or one that these credentials do not reach",
+    "gcloud projects list, then: pulumi config set gcp:project <id>",
+)
+BILLING = Cause(
+    "gcp-billing",
+    "`This API method requires billing to be enabled`",
+    "the project has no billing account",
+    "gcloud billing projects link {project} --billing-account <account>",
+)
+DENIED = Cause(
+    "gcp-denied",
+    "a check ends with `PERMISSION_DENIED`",
+    "these credentials may not read this; the role Viewer on the project is enough",
+    "gcloud projects add-iam-policy-binding {project} --member user:<you> --role roles/viewer",
+)
+UNREACHABLE = Cause(
+    "gcp-unreachable",
+    "a check ends with `ConnectionError`",
+    "no way leads out of this machine",
+    "behind a proxy set HTTPS_PROXY",
+)
+SERVICE = Cause(
+    "gcp-service",
+    "`SERVICE_DISABLED`, `... API has not been used in project ... before or it is disabled`",
+    "a new project has no services switched on; `up` switches on what it needs, but not those that it switches on with",
+    "gcloud services enable {services} --project {project}",
+)
+OFFER = Cause(
+    "gcp-offer",
+    "`Machine type ... does not exist in zone ...`",
+    "the zone does not have this machine type",
+    "{mend}",
+)
+QUOTA = Cause(
+    "gcp-quota",
+    "`GCE quota exceeded: NVIDIA_..._GPUS`; the pool stays at its size",
+    "the project's quota of this GPU in the region is too small; a new project often has 0, and 0 of all GPUs",
+    "ask for {value} of {metric}: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    ", or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
+)
+CAPACITY = Cause(
+    "gcp-capacity",
+    "`ZONE_RESOURCE_POOL_EXHAUSTED` or `GCE out of resources` although the quota is large enough",
+    "no such machine is free in the zone at present; a quota is a permission and no promise",
+    "another zone, gpu.capacity flex_start, which waits in a queue, or a reservation",
+)
+RESERVATION = Cause(
+    "gcp-reservation",
+    "`Reservation ... does not exist`, or nodes that never come",
+    "the reservation is gone, not ready, full, or of another machine type",
+    "{mend}",
+)
+BUCKET = Cause(
+    "gcp-bucket",
+    "the trainer ends with `403` or `404` for its bucket",
+    "the bucket is gone, or belongs to another project",
+    "gcloud storage buckets describe gs://{bucket}; bring it back: python -m infra refresh --stack {stack}, then up",
+)
+PLUGIN = Cause(
+    "gcp-auth-plugin",
+    "`executable gke-gcloud-auth-plugin not found`",
+    "the kubeconfig gets its token from a plug-in of gcloud, which is installed by itself",
+    "gcloud components install gke-gcloud-auth-plugin (or the package google-cloud-cli-gke-gcloud-auth-plugin)",
+)
+CAUSES = (
+    CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, OFFER, QUOTA, CAPACITY, RESERVATION, BUCKET,
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""Runs checks side by side, each for so long and no longer, and says what is going on."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.status import Status
+
+from infra.doctor.causes import BROKEN, SLOW
+from infra.doctor.model import CannotAskError, Check, Finding, named, skipped, unknown
+
+_BEAT_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+def run(checks: Sequence[Check], title: str, stream: TextIO | None = None) -> list[Finding]:
+    """What every check found, in the order given; KeyboardInterrupt leaves at once.
+
+    A check has a thread of its own that nobody waits for once its time is over: clouds' clients retry for minutes.
+    """
+    names = {check.name for check in checks}
+    assert len(names) == len(checks), "two checks of one name"
+    assert all(check.needs in names for check in checks if check.needs), "a check needs one that is not there"
+    with Progress(title, len(checks), stream or sys.stderr) as progress:
+        return _Round(checks, progress).results()
+
+
+class _Round:
+    """Checks under way, finished and yet to come."""
+
+    def __init__(self, checks: Sequence[Check], progress: Progress) -> None:
+        self._checks, self._progress = checks, progress
+        self._waiting = list(checks)
+        self._running: dict[str, tuple[Check, float]] = {}
+        self._found: dict[str, list[Finding]] = {}
+        self._answers: queue.Queue[tuple[str, list[Finding]]] = queue.Queue()
+
+    def results(self) -> list[Finding]:
+        while len(self._found) < len(self._checks):
+            self._start()
+            self._collect()
+            self._give_up()
+            self._progress.show(len(self._found), list(self._running))
+        return [finding for check in self._checks for finding in self._found[check.name]]
+
+    def _start(self) -> None:
+        for check in list(self._waiting):
+            before = self._found.get(check.needs or "")
+            if check.needs and before is None:
+                continue
+            self._waiting.remove(check)
+            if before is not None and any(item.status in ("problem", "unknown", "skipped") for item in before):
+                self._found[check.name] = named(check.name, skipped(f"needs {check.needs!r}, which comes first"))
+                continue
+            self._running[check.name] = (check, time.monotonic())
+            threading.Thread(target=self._ask, args=(check,), daemon=True).start()
+
+    def _ask(self, check: Check) -> None:
+        try:
+            found = named(check.name, check.run())
+        except CannotAskError as error:
+            found = named(check.name, error.finding)
+        except Exception as error:  # one broken check must not cost the answers of the others
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            found = named(check.name, unknown(BROKEN, told))
+        self._answers.put((check.name, found))
+
+    def _collect(self) -> None:
+        try:
+            name, found = self._answers.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return
+        if name in self._running:  # not given up meanwhile
+            del self._running[name]
+            self._found[name] = found
+
+    def _give_up(self) -> None:
+        for name, (check, since) in list(self._running.items()):
+            if time.monotonic() - since > check.seconds:
+                del self._running[name]
+                self._found[name] = named(name, unknown(SLOW, f"no answer in {check.seconds:g} s"))
+
+
+class Progress:
+    """A moving line on a terminal; elsewhere one line at the start and one every few seconds."""
+
+    def __init__(self, title: str, total: int, stream: TextIO) -> None:
+        self._title, self._total, self._stream = title, total, stream
+        console = Console(file=stream, highlight=False)
+        self._status: Status | None = Status(title, console=console) if console.is_terminal else None
+        self._since = self._told = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self._status:
+            self._status.start()
+        else:
+            self._line(f"{self._title}: {self._total} checks ...")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def show(self, done: int, running: Sequence[str]) -> None:
+        """How far it is."""
+        now = time.monotonic()
+        text = f"{done} of {self._total} done, {now - self._since:.0f} s; now: {', '.join(running)}"
+        if self._status:
+            self._status.update(f"{self._title}: {text}")
+        elif now - self._told >= _BEAT_SECONDS and running:
+            self._told = now
+            self._line(f"... {text}")
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()

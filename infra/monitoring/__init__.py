@@ -1,0 +1,1 @@
+"""The dashboard and the alerts of a training run, as code."""

@@ -1,0 +1,100 @@
+"""Answers of real APIs, recorded by shape, served over HTTP on loopback; findings by the name of their check."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl, urlsplit
+
+from infra.doctor.model import CannotAskError, Check, Finding, named
+
+Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, object]]
+
+
+class Recorded:
+    """`answers` by path: status and JSON, or a function of query and body; `asked` is what came in."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[tuple[str, str, Mapping[str, str]]] = []
+        self.headers: dict[str, dict[str, str]] = {}
+        self.url = ""
+
+    def put(self, path: str, body: object, status: int = 200) -> None:
+        """An answer of JSON."""
+        self.answers[path] = (status, body)
+
+
+@contextmanager
+def serving(recorded: Recorded) -> Iterator[Recorded]:
+    """Serve it on a free port."""
+    handler = type("Handler", (_Handler,), {"recorded": recorded})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    recorded.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield recorded
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    recorded: Recorded
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def _answer(self) -> None:
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.recorded.asked.append((self.command, self.path, dict(self.headers)))
+        found = self.recorded.answers.get(parts.path, (404, {"error": {"code": 404, "message": f"no {parts.path}"}}))
+        if callable(found):
+            found = found(dict(parse_qsl(parts.query)) | {"authorization": self.headers.get("Authorization", "")}, body)
+        status, content = found
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        for key, value in self.recorded.headers.get(parts.path, {}).items():
+            if not (status == 200 and key == "WWW-Authenticate"):
+                self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_POST = do_HEAD = _answer
+
+
+def asked(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
+    """Findings of these checks by name, each after what it needs, in this thread."""
+    by_name = {check.name: check for check in checks}
+    found: dict[str, list[Finding]] = {}
+
+    def ask(name: str) -> None:
+        check = by_name[name]
+        if check.needs and check.needs not in found:
+            ask(check.needs)
+        try:
+            found[name] = named(name, check.run())
+        except CannotAskError as error:
+            found[name] = named(name, error.finding)
+
+    for name in names or tuple(by_name):
+        if name not in found:
+            ask(name)
+    return found
+
+
+def one(found: Mapping[str, Sequence[Finding]], name: str) -> Finding:
+    """The only finding of a check."""
+    (finding,) = found[name]
+    return finding

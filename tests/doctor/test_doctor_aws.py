@@ -1,0 +1,249 @@
+"""What the doctor says about an AWS account: moto's server, and recorded quotas, of which moto has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import boto3
+import pytest
+from doctor_answers import Recorded, asked, one
+from moto.server import ThreadedMotoServer
+
+from infra.clouds.aws import doctor
+from infra.doctor.model import Context
+
+Contexts = Callable[..., Context]
+P_ON_DEMAND, P4_SPOT, P5_SPOT, STANDARD = "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-1216C47A"
+VPCS, ADDRESSES = "L-F678F1CE", "L-0263D0A3"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """moto, for all tests of this file."""
+    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    yield f"http://{host}:{port}"
+    moto.stop()
+
+
+@pytest.fixture
+def quotas(recorded: Recorded) -> dict[str, float]:
+    """Applied quotas by code, as Service Quotas tells them; a code that is missing has only AWS's own value, 0."""
+    values = {P_ON_DEMAND: 1152.0, P4_SPOT: 96.0, P5_SPOT: 0.0, STANDARD: 256.0, VPCS: 20.0, ADDRESSES: 20.0}
+
+    def answer(_: Mapping[str, str], body: bytes) -> tuple[int, object]:
+        code = json.loads(body)["QuotaCode"]
+        default = "default" in str(recorded.asked[-1][2].get("X-Amz-Target", "")).lower()
+        if code not in values and not default:
+            return 400, {"__type": "NoSuchResourceException", "Message": "no such quota"}
+        quota = {"QuotaCode": code, "QuotaName": f"Quota {code}", "Value": values.get(code, 0.0), "Adjustable": True}
+        return 200, {"Quota": quota}
+
+    recorded.answers["/"] = answer
+    return values
+
+
+@pytest.fixture
+def account(server: str, recorded: Recorded, quotas: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty account, and the way to it in the environment; the EC2 client of us-west-2."""
+    for key, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ENDPOINT_URL_SERVICE_QUOTAS": recorded.url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+    }.items():
+        monkeypatch.setenv(key, value)
+    boto3.client("sts", region_name="us-west-2").get_caller_identity()
+    import urllib3
+
+    urllib3.request("POST", f"{server}/moto-api/reset")
+    return boto3.client("ec2", region_name="us-west-2")
+
+
+@pytest.mark.usefixtures("account")
+def test_an_account_that_has_everything_is_fine(context: Contexts) -> None:
+    found = asked(doctor.checks(context("aws")))
+    wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
+    assert not wrong
+    assert "account 123456789012 as arn:aws:sts" in one(found, "credentials").result
+    assert "p4d.24xlarge is offered in us-west-2a" in one(found, "instance type").result
+    assert "1152 vCPUs, 0 in use by others, 192 needed for 2 x p4d.24xlarge" in one(found, "quota").result
+
+
+@pytest.mark.usefixtures("account")
+def test_a_quota_that_is_too_small_names_the_command_that_raises_it(
+    context: Contexts, quotas: dict[str, float]
+) -> None:
+    quotas[P_ON_DEMAND] = 96.0
+    finding = one(asked(doctor.checks(context("aws")), "quota"), "quota")
+    assert finding.status == "problem"
+    assert "96 vCPUs, 0 in use by others, 192 needed for 2 x p4d.24xlarge" in finding.result
+    assert f"--quota-code {P_ON_DEMAND} --desired-value 192 --region us-west-2" in finding.cure
+    assert "gpu.nodes.max 1" in finding.cure, "one node fits into 96 vCPUs"
+
+
+@pytest.mark.usefixtures("account")
+def test_an_account_that_never_asked_has_the_default(context: Contexts, quotas: dict[str, float]) -> None:
+    del quotas[P_ON_DEMAND]
+    finding = one(asked(doctor.checks(context("aws")), "quota"), "quota")
+    assert (finding.status, finding.cause) == ("problem", "aws-quota")
+    assert ": 0 vCPUs" in finding.result
+
+
+@pytest.mark.parametrize(("kind", "code"), [("p4d.24xlarge", P4_SPOT), ("p5.48xlarge", P5_SPOT)])
+@pytest.mark.usefixtures("account")
+def test_spot_nodes_count_against_the_quota_of_spot(context: Contexts, kind: str, code: str) -> None:
+    settings = context("aws", {"gpu.capacity": "spot", "gpu.instance_type": kind})
+    finding = one(asked(doctor.checks(settings), "quota"), "quota")
+    assert finding.status == "problem", "96 and 0 vCPUs are too few for two nodes"
+    assert f"Quota {code}" in finding.result
+
+
+def test_instances_of_others_take_from_the_quota_and_those_of_this_stack_do_not(
+    account: Any, context: Contexts, quotas: dict[str, float]
+) -> None:
+    quotas[P_ON_DEMAND] = 200.0
+    image = account.describe_images()["Images"][0]["ImageId"]
+    tag = {"ResourceType": "instance", "Tags": [{"Key": "eks:cluster-name", "Value": "mine"}]}
+    account.run_instances(ImageId=image, MinCount=1, MaxCount=1, InstanceType="p4d.24xlarge", TagSpecifications=[tag])
+    outputs = {"account": "123456789012", "cluster_name": "mine", "bucket_uri": "s3://b"}
+    assert one(asked(doctor.checks(context("aws", None, outputs)), "quota"), "quota").status == "ok"
+    finding = one(asked(doctor.checks(context("aws", None, {**outputs, "cluster_name": "other"})), "quota"), "quota")
+    assert finding.status == "problem"
+    assert "96 in use by others, 192 needed" in finding.result
+
+
+@pytest.mark.usefixtures("account")
+def test_a_zone_without_the_type_is_answered_with_one_that_has_it(context: Contexts) -> None:
+    settings = context(
+        "aws", {"gpu.instance_type": "g5.xlarge", "gpu.zone": "us-west-2d", "network.cidr": "10.0.0.0/16"}
+    )
+    finding = one(asked(doctor.checks(settings), "instance type"), "instance type")
+    assert finding.status == "problem"
+    assert finding.result == "us-west-2d does not offer g5.xlarge; us-west-2a, us-west-2b, us-west-2c do"
+    assert finding.cure == "pulumi config set --path gpu.zone us-west-2a"
+
+
+@pytest.mark.usefixtures("account")
+def test_a_region_without_the_type_is_told(context: Contexts) -> None:
+    settings = context("aws", {"aws:region": "eu-north-1", "gpu.instance_type": "p4de.24xlarge"})
+    finding = one(asked(doctor.checks(settings), "instance type"), "instance type")
+    assert finding.status == "problem"
+    assert finding.result == "eu-north-1 does not offer p4de.24xlarge"
+
+
+@pytest.mark.usefixtures("account")
+def test_zones_that_the_account_does_not_have_are_named(context: Contexts) -> None:
+    finding = one(asked(doctor.checks(context("aws", {"aws:region": "us-west-1"})), "zones"), "zones")
+    assert finding.status == "ok", "moto's us-west-1 has zones a and b"
+    settings = context("aws", {"aws:region": "us-west-1", "network.zones": ["us-west-1a", "us-west-1f"]})
+    finding = one(asked(doctor.checks(settings), "zones"), "zones")
+    assert finding.status == "problem"
+    assert finding.result.startswith("us-west-1f not in this account; us-west-1 has us-west-1a")
+
+
+RESERVED = {"gpu.capacity": "reservation", "gpu.reservation_id": "cr-0123456789abcdef0"}
+
+
+@pytest.mark.parametrize(
+    ("held", "cure"),
+    [
+        ({}, ""),
+        ({"State": "expired"}, "make another"),
+        ({"InstanceType": "p5.48xlarge"}, "gpu.instance_type p5.48xlarge"),
+        ({"AvailabilityZone": "us-west-2c"}, "gpu.zone us-west-2c"),
+        ({"AvailableInstanceCount": 1}, "gpu.nodes.desired 1"),
+    ],
+    ids=["as wanted", "over", "another type", "another zone", "too full"],
+)
+def test_a_reservation_must_be_active_of_the_type_in_the_zone_and_have_room(
+    account: Any, context: Contexts, monkeypatch: pytest.MonkeyPatch, held: dict[str, object], cure: str
+) -> None:
+    answer = {
+        "CapacityReservationId": RESERVED["gpu.reservation_id"], "State": "active", "InstanceType": "p4d.24xlarge",
+        "AvailabilityZone": "us-west-2a", "AvailableInstanceCount": 2, "TotalInstanceCount": 2,
+    } | held  # fmt: skip
+
+    class Ec2:
+        def describe_capacity_reservations(self, CapacityReservationIds: list[str]) -> object:
+            assert CapacityReservationIds == [RESERVED["gpu.reservation_id"]]
+            return {"CapacityReservations": [answer]}
+
+    settings = context("aws", RESERVED)
+    ask = doctor.Questions(lambda _: Ec2(), settings.settings, settings)  # type: ignore[arg-type]
+    finding = ask.reservation()
+    assert not isinstance(finding, list)
+    assert finding.status == ("problem" if cure else "ok")
+    assert cure in finding.cure
+
+
+@pytest.mark.usefixtures("account")
+def test_ranges_that_meet_another_vpc_are_told_with_a_free_one(context: Contexts) -> None:
+    boto3.client("ec2", region_name="us-west-2").create_vpc(CidrBlock="10.0.0.0/16")
+    finding = one(asked(doctor.checks(context("aws")), "addresses"), "addresses")
+    assert finding.status == "ok", "two networks that are not connected may use the same addresses"
+    assert "10.0.0.0/16 overlaps vpc-" in finding.result
+    assert finding.cure.endswith("network.cidr 10.1.0.0/16")
+
+
+@pytest.mark.usefixtures("account")
+def test_a_region_full_of_vpcs_is_told(context: Contexts, quotas: dict[str, float]) -> None:
+    quotas[VPCS] = 1.0
+    finding = one(asked(doctor.checks(context("aws")), "quota of the network"), "quota of the network")
+    assert finding.status == "problem", "moto's default VPC is one"
+    assert finding.result == "1 of 1 VPCs in use"
+    assert f"--service-code vpc --quota-code {VPCS} --desired-value 6" in finding.cure
+
+
+@pytest.mark.usefixtures("account")
+def test_the_bucket_of_a_stack_that_is_up_must_be_there(context: Contexts) -> None:
+    outputs = {"account": "123456789012", "cluster_name": "c", "bucket_uri": "s3://checkpoints-1234"}
+    checks = doctor.checks(context("aws", None, outputs))
+    assert one(asked(checks, "bucket"), "bucket").status == "problem"
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="checkpoints-1234")
+    assert one(asked(checks, "bucket"), "bucket").status == "ok"
+
+
+@pytest.mark.usefixtures("account")
+def test_another_account_than_the_stacks_is_a_problem(context: Contexts) -> None:
+    outputs = {"account": "999999999999", "cluster_name": "c", "bucket_uri": "s3://b"}
+    finding = one(asked(doctor.checks(context("aws", None, outputs)), "credentials"), "credentials")
+    assert finding.status == "problem"
+    assert "the stack is in 999999999999" in finding.result
+
+
+@pytest.mark.usefixtures("account")
+def test_without_credentials_the_login_is_the_cure(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    finding = one(asked(doctor.checks(context("aws")), "credentials"), "credentials")
+    assert (finding.status, finding.cause) == ("problem", "aws-credentials")
+    assert finding.cure.startswith("aws sso login")
+
+
+@pytest.mark.usefixtures("account")
+def test_a_refused_question_is_not_known_and_no_problem(context: Contexts, recorded: Recorded) -> None:
+    denied = {"__type": "AccessDeniedException", "Message": "User: me is not authorized to perform: GetServiceQuota"}
+    recorded.answers["/"] = (400, denied)
+    finding = one(asked(doctor.checks(context("aws")), "quota"), "quota")
+    assert (finding.status, finding.cause) == ("unknown", "aws-denied")
+    assert "GetServiceQuota" in finding.result
+
+
+@pytest.mark.usefixtures("account")
+def test_the_registry_of_the_account_is_logged_into_and_no_other(context: Contexts) -> None:
+    found = doctor.login(context("aws"), "123456789012.dkr.ecr.us-west-2.amazonaws.com")
+    assert found
+    assert found[0] == "AWS"
+    assert doctor.login(context("aws"), "ghcr.io") is None
+
+
+def test_a_pool_with_efa_must_advertise_its_cards(context: Contexts) -> None:
+    assert doctor.devices(context("aws").settings) == {"vpc.amazonaws.com/efa": 4}
+    assert doctor.devices(context("aws", {"gpu.instance_type": "g5.xlarge"}).settings) == {}

@@ -1,0 +1,234 @@
+"""What the doctor says about an Azure subscription, from recorded answers of its management API on loopback."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doctor_answers import Recorded, asked, one
+
+from infra.clouds.azure import doctor
+from infra.doctor.model import Context
+
+Contexts = Callable[..., Context]
+SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
+ROOT = f"/subscriptions/{SUBSCRIPTION}"
+SKUS, USAGES = f"{ROOT}/providers/Microsoft.Compute/skus", f"{ROOT}/providers/Microsoft.Compute/locations/eastus/usages"
+FEATURES = f"{ROOT}/providers/Microsoft.Features/providers"
+GROUP = f"{ROOT}/resourceGroups/rg/providers/Microsoft.Compute/capacityReservationGroups/gpus"
+FAMILY = "standardNDASv4_A100Family"
+NAMESPACES = (
+    "Microsoft.Authorization", "microsoft.compute", "Microsoft.ContainerRegistry", "Microsoft.ContainerService",
+    "Microsoft.ManagedIdentity", "Microsoft.NetApp", "Microsoft.Network", "Microsoft.Storage", "Microsoft.Dashboard",
+    "microsoft.insights", "Microsoft.Monitor",
+)  # fmt: skip
+
+
+def size(**more: Any) -> dict[str, Any]:
+    """The size as `Microsoft.Compute/skus` lists it."""
+    return {
+        "resourceType": "virtualMachines", "name": "Standard_ND96asr_v4", "tier": "Standard", "family": FAMILY,
+        "locations": ["eastus"], "locationInfo": [{"location": "eastus", "zones": ["3", "1", "2"]}],
+        "capabilities": [{"name": "vCPUs", "value": "96"}], "restrictions": [],
+    } | more  # fmt: skip
+
+
+def usage(name: str, current: int, limit: int) -> dict[str, Any]:
+    return {"limit": limit, "unit": "Count", "currentValue": current, "name": {"value": name, "localizedValue": name}}
+
+
+class Credential:
+    """A login that always has a token."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def get_token(self, *scopes: str, **_: object) -> Any:
+        assert scopes == ("https://management.azure.com/.default",)
+        return SimpleNamespace(token="a-token", expires_on=4_000_000_000)
+
+
+@pytest.fixture
+def arm(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """A subscription in which everything is in order."""
+    import azure.identity
+
+    monkeypatch.setattr(azure.identity, "DefaultAzureCredential", Credential)
+    monkeypatch.setattr(doctor, "ENDPOINT", recorded.url)
+    monkeypatch.setenv("ARM_SUBSCRIPTION_ID", SUBSCRIPTION)
+    recorded.put(ROOT, {"subscriptionId": SUBSCRIPTION, "displayName": "Research", "state": "Enabled"})
+    first = [{"namespace": name, "registrationState": "Registered"} for name in NAMESPACES[:6]]
+    rest = [{"namespace": name, "registrationState": "Registered"} for name in NAMESPACES[6:]]
+    recorded.put(f"{ROOT}/providers", {"value": first, "nextLink": f"{recorded.url}/page2?token=x"})
+    recorded.put("/page2", {"value": rest})
+    for full in (
+        "Microsoft.ContainerService/features/AKSInfinibandSupport",
+        "Microsoft.Compute/features/EncryptionAtHost",
+    ):
+        recorded.put(f"{FEATURES}/{full}", {"properties": {"state": "Registered"}, "name": full})
+    recorded.put(SKUS, {"value": [{"resourceType": "disks", "name": "Premium_LRS"}, size()]})
+    recorded.put(USAGES, {"value": [usage(FAMILY, 0, 192), usage("lowPriorityCores", 0, 96)]})
+    recorded.put(f"{ROOT}/providers/Microsoft.Network/virtualNetworks", {"value": []})
+    return recorded
+
+
+@pytest.mark.usefixtures("arm")
+def test_a_subscription_that_has_everything_is_fine(context: Contexts) -> None:
+    found = asked(doctor.checks(context("azure")))
+    wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
+    assert not wrong
+    assert one(found, "credentials").result == f"Research ({SUBSCRIPTION}), Enabled"
+    assert one(found, "resource providers").result == "11 registered", "both pages of the list were read"
+    assert "192 needed for 2 x Standard_ND96asr_v4" in one(found, "quota").result
+
+
+def test_every_question_carries_the_token_and_its_version(arm: Recorded, context: Contexts) -> None:
+    asked(doctor.checks(context("azure")))
+    assert {headers["Authorization"] for _, _, headers in arm.asked} == {"Bearer a-token"}
+    assert all("api-version=" in path for _, path, _ in arm.asked if "/page2" not in path)
+
+
+def test_a_provider_that_is_not_registered_names_its_command(arm: Recorded, context: Contexts) -> None:
+    arm.put("/page2", {"value": [{"namespace": name, "registrationState": "NotRegistered"} for name in NAMESPACES[6:]]})
+    found = asked(doctor.checks(context("azure")), "resource providers")["resource providers"]
+    assert found[0].result == "Microsoft.Network is NotRegistered"
+    assert found[0].cure == "az provider register --namespace Microsoft.Network --wait"
+    assert len(found) == len(NAMESPACES[6:])
+
+
+def test_a_feature_that_is_not_registered_names_its_commands(arm: Recorded, context: Contexts) -> None:
+    path = f"{FEATURES}/Microsoft.ContainerService/features/AKSInfinibandSupport"
+    arm.put(path, {"properties": {"state": "NotRegistered"}})
+    finding = one(asked(doctor.checks(context("azure")), "features"), "features")
+    assert finding.status == "problem"
+    assert "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport" in finding.cure
+
+
+@pytest.mark.parametrize(
+    ("listed", "settings", "result", "cure"),
+    [
+        ([], {}, "eastus does not offer Standard_ND96asr_v4", "az vm list-skus"),
+        (
+            [size(restrictions=[{"type": "Location", "reasonCode": "NotAvailableForSubscription"}])],
+            {},
+            "closed to this subscription (NotAvailableForSubscription)",
+            "ask for it with the quota",
+        ),
+        (
+            [size(restrictions=[{"type": "Zone", "reasonCode": "x", "restrictionInfo": {"zones": ["2"]}}])],
+            {"gpu.zone": "2"},
+            "zone 2 of eastus does not offer Standard_ND96asr_v4; 1, 3 do",
+            "gpu.zone 1",
+        ),
+    ],
+    ids=["nowhere", "closed", "another zone"],
+)
+def test_a_size_must_be_sold_in_the_place_and_to_this_subscription(
+    arm: Recorded, context: Contexts, listed: list[object], settings: dict[str, object], result: str, cure: str
+) -> None:
+    arm.put(SKUS, {"value": listed})
+    finding = one(asked(doctor.checks(context("azure", settings)), "instance type"), "instance type")
+    assert finding.status == "problem"
+    assert result in finding.result
+    assert cure in finding.cure
+
+
+def test_a_quota_of_the_family_that_is_too_small_says_how_many_cores_to_ask_for(
+    arm: Recorded, context: Contexts
+) -> None:
+    arm.put(USAGES, {"value": [usage(FAMILY.upper(), 96, 192)]})
+    finding = one(asked(doctor.checks(context("azure")), "quota"), "quota")
+    assert finding.status == "problem"
+    assert finding.result == f"{FAMILY}: 192 cores, 96 in use, 192 needed for 2 x Standard_ND96asr_v4"
+    assert f"ask for 288 cores of {FAMILY} in eastus" in finding.cure
+    assert finding.cure.endswith("gpu.nodes.max 1")
+
+
+def test_a_family_that_is_not_listed_has_no_quota(arm: Recorded, context: Contexts) -> None:
+    arm.put(USAGES, {"value": []})
+    assert one(asked(doctor.checks(context("azure")), "quota"), "quota").status == "problem"
+
+
+@pytest.mark.usefixtures("arm")
+def test_spot_has_one_quota_for_all_families(context: Contexts) -> None:
+    finding = one(asked(doctor.checks(context("azure", {"gpu.capacity": "spot"})), "quota"), "quota")
+    assert finding.status == "problem"
+    assert finding.result.startswith("lowPriorityCores: 96 cores")
+
+
+@pytest.mark.parametrize(
+    ("group", "held", "status", "told"),
+    [
+        ({"location": "eastus"}, [("Standard_ND96asr_v4", 2)], "ok", "holds 2 x"),
+        ({"location": "eastus"}, [("Standard_ND96asr_v4", 1), ("Standard_D4s_v5", 9)], "problem", "holds 1 x"),
+        ({"location": "westus2"}, [], "problem", "is in westus2, the stack in eastus"),
+        (None, [], "problem", "no reservation group gpus"),
+    ],
+    ids=["enough", "too few of the size", "elsewhere", "gone"],
+)
+def test_a_reservation_must_hold_enough_machines_of_the_size(
+    arm: Recorded, context: Contexts, group: object, held: list[tuple[str, int]], status: str, told: str
+) -> None:
+    if group:
+        arm.put(GROUP, group)
+    listed = [{"sku": {"name": name, "capacity": count}} for name, count in held]
+    arm.put(f"{GROUP}/capacityReservations", {"value": listed})
+    settings = context("azure", {"gpu.capacity": "reservation", "gpu.reservation_id": GROUP})
+    finding = one(asked(doctor.checks(settings), "reservation"), "reservation")
+    assert finding.status == status
+    assert told in finding.result
+
+
+def test_ranges_that_meet_another_vnet_are_told_with_a_free_one(arm: Recorded, context: Contexts) -> None:
+    net = {"name": "hub", "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/8", "fd00::/8"]}}}
+    arm.put(f"{ROOT}/providers/Microsoft.Network/virtualNetworks", {"value": [net]})
+    finding = one(asked(doctor.checks(context("azure")), "addresses"), "addresses")
+    assert finding.status == "ok"
+    assert "overlaps hub (10.0.0.0/8)" in finding.result
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cause", "row"),
+    [
+        (401, "ExpiredAuthenticationToken", "azure-credentials", "problem"),
+        (403, "AuthorizationFailed", "azure-denied", "unknown"),
+        (404, "SubscriptionNotFound", "azure-subscription", "problem"),
+    ],
+)
+def test_a_refusal_is_a_row_with_its_cause(
+    arm: Recorded, context: Contexts, status: int, code: str, cause: str, row: str
+) -> None:
+    arm.put(ROOT, {"error": {"code": code, "message": f"The Subscription says {code}."}}, status)
+    finding = one(asked(doctor.checks(context("azure")), "credentials"), "credentials")
+    assert (finding.cause, finding.status) == (cause, row)
+    assert code in finding.result
+
+
+def test_a_subscription_that_is_disabled_is_a_problem(arm: Recorded, context: Contexts) -> None:
+    arm.put(ROOT, {"displayName": "Old", "state": "Disabled"})
+    assert one(asked(doctor.checks(context("azure")), "credentials"), "credentials").status == "problem"
+
+
+@pytest.mark.usefixtures("arm")
+def test_the_subscription_is_the_one_that_the_provider_would_use(
+    context: Contexts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert doctor.chosen_subscription({"azure-native:subscriptionId": "configured"}) == "configured"
+    assert doctor.chosen_subscription({}) == SUBSCRIPTION
+    monkeypatch.delenv("ARM_SUBSCRIPTION_ID")
+    program = tmp_path / "az"
+    program.write_text('#!/bin/sh\n[ "$1 $2" = "account show" ] && echo of-the-command\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert doctor.chosen_subscription({}) == "of-the-command"
+    program.write_text("#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\" >&2; exit 1\n")
+    finding = one(asked(doctor.checks(context("azure")), "credentials"), "credentials")
+    assert (finding.status, finding.cause, finding.cure) == ("problem", "azure-credentials", "az login")
+
+
+def test_a_pool_with_infiniband_must_advertise_its_functions(context: Contexts) -> None:
+    assert doctor.devices(context("azure").settings) == {"rdma/ib": 8}

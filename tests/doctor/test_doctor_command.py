@@ -1,0 +1,214 @@
+"""`python -m infra doctor`: exit status, table, JSON, what it does about settings that are wrong, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster import FakeCluster
+
+from infra import __main__ as program
+from infra import clouds
+from infra.clouds.aws import doctor as aws_doctor
+from infra.clouds.azure import doctor as azure_doctor
+from infra.clouds.gcp import doctor as gcp_doctor
+from infra.doctor import command, tools
+from infra.doctor.model import Context, Finding, ok
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = "torchrec-cloud"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cluster: FakeCluster) -> Callable[..., Path]:
+    """A project's folder with stack `local` on the fake cluster, and other settings on top."""
+
+    def made(**settings: object) -> Path:
+        (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
+        config = {
+            f"{PROJECT}:cloud": "local",
+            f"{PROJECT}:kubeconfig": {"path": str(cluster.kubeconfig(tmp_path))},
+            f"{PROJECT}:storage": {"host_path": "/srv"},
+            f"{PROJECT}:job": {"image": "trainer:dev"},
+            f"{PROJECT}:gpu": {"nodes": {"min": 0, "desired": 1, "max": 1}},
+            f"{PROJECT}:tags": {"owner": "me", "cost_centre": "tests"},
+        } | {f"{PROJECT}:{key}": value for key, value in settings.items()}
+        (tmp_path / "Pulumi.local.yaml").write_text(yaml.safe_dump({"config": config}))
+        return tmp_path
+
+    return made
+
+
+@pytest.fixture
+def one_node(cluster: FakeCluster) -> FakeCluster:
+    """A cluster of one node."""
+    cluster.objects["/version"] = {"gitVersion": "v1.35.2"}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.add("/api/v1/nodes", {"metadata": {"name": "laptop"}, "status": ready})
+    return cluster
+
+
+Doctor = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def doctor(
+    folder: Callable[..., Path],
+    pulumi: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Doctor:
+    """Exit status and parsed findings of a stack that is not up; the packages are those that are installed."""
+
+    def run(*words: str, **settings: object) -> tuple[int, Any]:
+        pulumi(None)
+        monkeypatch.setattr(tools, "packages_in_step", lambda: ok("in step"))
+        code = program.main(["doctor", "--stack", "local", "--cwd", str(folder(**settings)), *words])
+        told = capsys.readouterr()
+        return code, json.loads(told.out) if "--json" in words else told
+
+    return run
+
+
+@pytest.mark.usefixtures("one_node")
+def test_a_stack_that_can_go_up_ends_with_0(doctor: Doctor) -> None:
+    code, told = doctor("--json")
+    wrong = [row for row in told["checks"] if row["status"] in ("problem", "unknown")]
+    assert not wrong
+    assert (code, told["exit_code"], told["stack"]) == (0, 0, "local")
+    assert {row["check"] for row in told["checks"]} >= {"pulumi", "settings", "state", "budget", "cluster", "nodes"}
+
+
+@pytest.mark.usefixtures("one_node")
+def test_a_problem_ends_with_1_and_stands_in_the_table_with_its_cure(doctor: Doctor) -> None:
+    code, told = doctor(gpu={"nodes": {"desired": 2, "max": 2}})
+    assert code == 1
+    row = next(text for text in told.out.splitlines() if text.startswith("nodes"))
+    assert "PROBLEM" in row
+    assert "1 of 1 nodes will do" in row
+    assert "pulumi config set --path gpu.nodes.desired 1" in row
+    assert told.out.splitlines()[-1].startswith("stack local: 1 to mend")
+    assert "checks ..." in told.err, "progress goes to stderr"
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [(["ok", "skipped"], 0), (["ok", "unknown"], 2), (["unknown", "problem"], 1)],
+    ids=["fine", "something unseen", "a problem counts more"],
+)
+def test_the_exit_status_tells_fine_from_mend_from_unseen(states: list[Any], code: int) -> None:
+    assert command.exit_code([Finding(state, "") for state in states]) == code
+
+
+def test_settings_that_are_wrong_come_first_and_are_all_told(doctor: Doctor) -> None:
+    code, told = doctor("--json", gpu={"nodes": {"desired": 3, "max": 1}}, namespace="Not Legal")
+    rows = [row for row in told["checks"] if row["check"] == "settings"]
+    assert code == 1
+    assert any(row["result"].startswith("gpu.nodes.desired = 3") for row in rows)
+    assert any("namespace" in row["result"] for row in rows)
+    assert all(row["cure"].startswith("pulumi config set") for row in rows)
+    assert not [row for row in told["checks"] if row["check"] == "nodes"], "asked about settings that nobody meant"
+
+
+def test_a_budget_that_is_too_small_is_a_row_and_the_rest_is_still_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pulumi: Callable[..., Path]
+) -> None:
+    (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
+    text = (ROOT / "Pulumi.aws.yaml").read_text() + "  torchrec-cloud:budget:\n    max_usd_per_hour: 10\n"
+    (tmp_path / "Pulumi.aws.yaml").write_text(text)
+    monkeypatch.setattr(aws_doctor, "checks", lambda context: [])
+    pulumi(None)
+    found = {item.check: item for item in command.examine("aws", tmp_path)}
+    assert found["settings"].status == "ok"
+    assert (found["budget"].status, found["budget"].cause) == ("problem", "budget")
+    assert "44.9" in found["budget"].result, "two p4d.24xlarge and what is around them"
+    assert "image" in found
+
+
+def test_a_stack_without_settings_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["doctor", "--stack", "nowhere"]) == 2
+    assert program.main(["doctor"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("error: no file Pulumi.nowhere.yaml; stacks that have one: aws, azure, gcp, local")
+    assert told[1].startswith("error: --stack is missing")
+
+
+@pytest.mark.parametrize(
+    ("stack", "module", "package"),
+    [("aws", aws_doctor, "boto3"), ("azure", azure_doctor, "azure"), ("gcp", gcp_doctor, "google")],
+)
+def test_a_client_that_is_not_installed_is_a_row_with_the_command(
+    context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, stack: str, module: Any, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in (package, "google", "botocore")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("boto3", "botocore", "azure.identity", "azure.core", "google.auth", "google"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("ARM_SUBSCRIPTION_ID", "x")
+    from doctor_answers import asked, one
+
+    finding = one(asked(module.checks(context(stack)), "credentials"), "credentials")
+    assert (finding.status, finding.cause, finding.cure) == ("unknown", "client-missing", "make install-doctor")
+
+
+def test_a_cloud_without_a_doctor_is_looked_at_by_what_all_share(
+    doctor: Doctor, one_node: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clouds.Cloud, "doctor", None)
+    code, told = doctor("--json")
+    assert code == 0
+    assert {row["check"] for row in told["checks"]} >= {"pulumi", "budget", "image"}
+
+
+def test_a_stack_that_is_up_is_looked_at_inside(
+    one_node: FakeCluster,
+    folder: Callable[..., Path],
+    pulumi: Callable[[Mapping[str, object]], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described = {"run": "criteo", "launcher": "job", "namespace": "training", "nodes": 1, "kind": "Job"}
+    described |= {"name": "criteo-1", "image": "t:dev", "checkpoints": "file:///c"}
+    cost = {"on_demand": 0.0, "spot": None, "on_demand_at_max": 0.0, "spot_at_max": None}
+    outputs = {"account": "a", "cluster_name": "c", "kubeconfig": json.dumps(one_node.config()), "job": described}
+    outputs |= {"bucket_uri": "file:///b", "checkpoint_uri": "file:///c", "hourly_cost_usd": cost, "next_steps": []}
+    pulumi(outputs)
+    monkeypatch.setattr(tools, "packages_in_step", lambda: ok("in step"))
+    found = {item.check: item for item in command.examine("local", folder())}
+    assert found["state"].result == "up in a, cluster c"
+    assert found["kubernetes"].status == "ok"
+    assert found["storage"].cause == "storage-unbound", "the fake cluster has no claim"
+    assert found["job"].cause == "job", "and no job"
+
+
+def test_ctrl_c_ends_at_once_with_one_line(
+    folder: Callable[..., Path], pulumi: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In a process of its own, whose engine never answers."""
+    bin_folder = pulumi(None)
+    engine = bin_folder / "pulumi"
+    engine.write_text(f"#!/bin/sh\ntouch {bin_folder}/asked\nexec sleep 20\n")
+    words = [sys.executable, "-m", "infra", "doctor", "--stack", "local", "--cwd", str(folder())]
+    # Files and not pipes, which the engine's own process would hold open.
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(words, cwd=ROOT, stdout=stdout, stderr=stderr)
+    try:
+        while not (bin_folder / "asked").exists():
+            assert process.poll() is None, err.read_text()
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=15)
+    finally:
+        process.kill()
+    assert code == 130
+    assert out.read_text() == ""
+    assert err.read_text().splitlines()[-1] == "cancelled"
+    assert "Traceback" not in err.read_text()

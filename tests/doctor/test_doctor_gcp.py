@@ -1,0 +1,197 @@
+"""What the doctor says about a Google Cloud project, from recorded answers of its APIs on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from doctor_answers import Recorded, asked, one
+
+from infra.clouds.gcp import doctor
+from infra.doctor.model import Context
+
+Contexts = Callable[..., Context]
+PROJECT = "/v1/projects/my-project"
+COMPUTE = "/compute/v1/projects/my-project"
+TYPE = f"{COMPUTE}/zones/us-central1-a/machineTypes/a2-highgpu-8g"
+RESERVATION = f"{COMPUTE}/zones/us-central1-a/reservations/gpus"
+BEFORE = ("cloudresourcemanager", "serviceusage", "compute", "storage")
+
+
+def quota(metric: str, limit: float, usage: float = 0) -> dict[str, object]:
+    return {"metric": metric, "limit": limit, "usage": usage}
+
+
+def refusal(code: int, message: str, **more: object) -> dict[str, object]:
+    return {"error": {"code": code, "message": message} | more}
+
+
+@pytest.fixture
+def google(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """A project in which everything is in order."""
+    import google.auth
+    from google.oauth2.credentials import Credentials
+
+    monkeypatch.setattr(google.auth, "default", lambda scopes: (Credentials("a-token"), None))
+    monkeypatch.setattr(doctor, "ENDPOINTS", dict.fromkeys(doctor.ENDPOINTS, recorded.url))
+    recorded.put(PROJECT, {"projectNumber": "42", "projectId": "my-project", "lifecycleState": "ACTIVE"})
+    paid = {"billingEnabled": True, "billingAccountName": "billingAccounts/0A-1B"}
+    recorded.put(f"{PROJECT}/billingInfo", paid)
+    on = [{"config": {"name": f"{name}.googleapis.com"}, "state": "ENABLED"} for name in BEFORE]
+
+    def services(query: Any, _: bytes) -> tuple[int, object]:
+        assert query["filter"] == "state:ENABLED"
+        return 200, {"services": on[2:]} if query.get("pageToken") else {"services": on[:2], "nextPageToken": "next"}
+
+    recorded.answers[f"{PROJECT}/services"] = services
+    recorded.put(TYPE, {"name": "a2-highgpu-8g", "guestCpus": 96, "memoryMb": 696320})
+    of_region = [quota("NVIDIA_A100_GPUS", 16), quota("PREEMPTIBLE_NVIDIA_A100_GPUS", 8)]
+    recorded.put(f"{COMPUTE}/regions/us-central1", {"name": "us-central1", "quotas": of_region})
+    recorded.put(COMPUTE, {"name": "my-project", "quotas": [quota("GPUS_ALL_REGIONS", 16), quota("NETWORKS", 15, 2)]})
+    return recorded
+
+
+def findings(context: Context, name: str) -> list[Any]:
+    return asked(doctor.checks(context), name)[name]
+
+
+@pytest.mark.usefixtures("google")
+def test_a_project_that_has_everything_is_fine(context: Contexts) -> None:
+    checks = [check for check in doctor.checks(context("gcp")) if check.name != "auth plug-in"]
+    found = asked(checks)
+    wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
+    assert not wrong
+    assert "project my-project (number 42), ACTIVE" in one(found, "credentials").result
+    assert one(found, "services").result.startswith("4 on"), "both pages were read"
+    assert one(found, "machine type").result == "a2-highgpu-8g in us-central1-a: 96 vCPUs, 680 GiB"
+
+
+@pytest.mark.parametrize(
+    ("region", "project", "wrong"),
+    [
+        (quota("NVIDIA_A100_GPUS", 8), quota("GPUS_ALL_REGIONS", 16), "NVIDIA_A100_GPUS: 8, 0 in use, 16 needed"),
+        (quota("NVIDIA_A100_GPUS", 16), quota("GPUS_ALL_REGIONS", 0), "GPUS_ALL_REGIONS: 0, 0 in use, 16 needed"),
+        (quota("NVIDIA_L4_GPUS", 16), quota("GPUS_ALL_REGIONS", 16), "NVIDIA_A100_GPUS: 0, 0 in use, 16 needed"),
+    ],
+    ids=["the region", "all regions", "not listed"],
+)
+def test_each_quota_that_is_too_small_is_told(
+    google: Recorded, context: Contexts, region: object, project: object, wrong: str
+) -> None:
+    google.put(f"{COMPUTE}/regions/us-central1", {"quotas": [region]})
+    google.put(COMPUTE, {"quotas": [project, quota("NETWORKS", 15)]})
+    problems = [item for item in findings(context("gcp"), "quota") if item.status == "problem"]
+    assert [item.result for item in problems] == [wrong]
+    assert "ask for 16 of" in problems[0].cure
+
+
+@pytest.mark.parametrize("capacity", ["spot", "flex_start"])
+@pytest.mark.usefixtures("google")
+def test_nodes_that_may_be_taken_away_count_against_another_quota(context: Contexts, capacity: str) -> None:
+    found = findings(context("gcp", {"gpu.capacity": capacity}), "quota")
+    assert [item.result for item in found if item.status == "problem"] == [
+        "PREEMPTIBLE_NVIDIA_A100_GPUS: 8, 0 in use, 16 needed"
+    ]
+
+
+def test_tcpx_needs_four_networks_more(google: Recorded, context: Contexts) -> None:
+    google.put(f"{COMPUTE}/regions/us-central1", {"quotas": [quota("NVIDIA_H100_GPUS", 16)]})
+    google.put(COMPUTE, {"quotas": [quota("GPUS_ALL_REGIONS", 16), quota("NETWORKS", 5, 2)]})
+    found = findings(context("gcp", {"gpu.instance_type": "a3-highgpu-8g"}), "quota")
+    assert [item.result for item in found if item.status == "problem"] == ["NETWORKS: 5, 2 in use, 5 needed"]
+
+
+def test_a_zone_without_the_type_is_answered_with_one_that_has_it(google: Recorded, context: Contexts) -> None:
+    del google.answers[TYPE]
+    listed = {"zones/us-central1-f": {"machineTypes": [{}]}, "zones/us-east1-b": {"machineTypes": [{}]}}
+    listed["zones/us-central1-b"] = {"warning": {"code": "NO_RESULTS_ON_PAGE"}}  # type: ignore[dict-item]
+    google.put(f"{COMPUTE}/aggregated/machineTypes", {"items": listed})
+    (finding,) = findings(context("gcp"), "machine type")
+    assert finding.status == "problem"
+    assert finding.result == "us-central1-a has no a2-highgpu-8g; us-central1-f, us-east1-b do"
+    assert finding.cure == "pulumi config set gcp:zone us-central1-f"
+
+
+def test_a_service_that_is_off_is_told_by_the_list_and_by_the_refusal(google: Recorded, context: Contexts) -> None:
+    google.put(f"{PROJECT}/services", {"services": [{"config": {"name": "serviceusage.googleapis.com"}}]})
+    (finding,) = findings(context("gcp"), "services")
+    assert finding.cure == (
+        "gcloud services enable cloudresourcemanager.googleapis.com compute.googleapis.com --project my-project"
+    )
+    told = "Compute Engine API has not been used in project 42 before or it is disabled: compute.googleapis.com"
+    google.put(TYPE, refusal(403, told, errors=[{"reason": "accessNotConfigured"}]), 403)
+    (finding,) = findings(context("gcp"), "machine type")
+    assert (finding.status, finding.cause) == ("unknown", "gcp-service")
+    assert finding.cure == "gcloud services enable compute.googleapis.com --project my-project"
+
+
+def test_a_project_without_billing_is_told(google: Recorded, context: Contexts) -> None:
+    google.put(f"{PROJECT}/billingInfo", {"billingEnabled": False})
+    (finding,) = findings(context("gcp"), "billing")
+    assert finding.status == "problem"
+    assert finding.cure.startswith("gcloud billing projects link my-project")
+
+
+@pytest.mark.parametrize(
+    ("held", "cure"),
+    [
+        ({}, ""),
+        ({"status": "CREATING"}, "gpu.reservation_id"),
+        ({"inUseCount": "1"}, "gpu.nodes.desired 1"),
+        ({"machineType": "a2-ultragpu-8g"}, "gpu.reservation_id"),
+        (None, "gpu.reservation_id"),
+    ],
+    ids=["as wanted", "not ready", "too full", "another type", "gone"],
+)
+def test_a_reservation_must_be_ready_of_the_type_and_have_room(
+    google: Recorded, context: Contexts, held: dict[str, str] | None, cure: str
+) -> None:
+    if held is not None:
+        inner = {"count": "2", "inUseCount": held.get("inUseCount", "0")}
+        kind = {"instanceProperties": {"machineType": held.get("machineType", "a2-highgpu-8g")}}
+        google.put(RESERVATION, {"status": held.get("status", "READY"), "specificReservation": inner | kind})
+    settings = context("gcp", {"gpu.capacity": "reservation", "gpu.reservation_id": "gpus"})
+    (finding,) = findings(settings, "reservation")
+    assert finding.status == ("problem" if cure else "ok")
+    assert cure in finding.cure
+
+
+def test_a_shared_reservation_is_looked_for_in_its_own_project(google: Recorded, context: Contexts) -> None:
+    named = "projects/other-project/reservations/gpus"
+    findings(context("gcp", {"gpu.capacity": "reservation", "gpu.reservation_id": named}), "reservation")
+    path = "/compute/v1/projects/other-project/zones/us-central1-a/reservations/gpus"
+    assert any(path in asked_for for _, asked_for, _ in google.asked)
+
+
+@pytest.mark.parametrize(("status", "cause"), [(404, "gcp-project"), (403, "gcp-project"), (401, "gcp-credentials")])
+def test_a_project_that_is_refused_is_a_problem(google: Recorded, context: Contexts, status: int, cause: str) -> None:
+    google.put(PROJECT, refusal(status, "The caller does not have permission"), status)
+    (finding,) = findings(context("gcp"), "credentials")
+    assert (finding.status, finding.cause) == ("problem", cause)
+
+
+def test_without_a_login_for_programs_the_login_is_the_cure(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+
+    def nobody(scopes: object) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    monkeypatch.setattr(google.auth, "default", nobody)
+    (finding,) = findings(context("gcp"), "credentials")
+    assert (finding.status, finding.cure) == ("problem", "gcloud auth application-default login")
+
+
+def test_the_bucket_of_a_stack_that_is_up_must_be_there(google: Recorded, context: Contexts) -> None:
+    up = context("gcp", None, {"account": "my-project", "bucket_uri": "gs://b-1234", "cluster_name": "c"})
+    assert findings(up, "bucket")[0].status == "problem"
+    google.put("/storage/v1/b/b-1234", {"name": "b-1234", "location": "US-CENTRAL1"})
+    assert findings(up, "bucket")[0].result == "gs://b-1234 is there, in US-CENTRAL1"
+
+
+def test_the_plug_in_that_the_kubeconfig_calls_must_be_on_the_path(
+    context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert doctor.auth_plugin().cause == "gcp-auth-plugin"

@@ -1,0 +1,53 @@
+"""Any number of processes and any plan go on from what any other saved: 1 to 4 processes and five plans each way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from machines import Attempt, Zygote, places
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from worlds import DONE, WORLDS, trips
+
+from trainer.checkpoint import open_store
+
+
+@pytest.fixture(scope="module")
+def folder(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of worlds.py, and what every world made of those of all."""
+    made = tmp_path_factory.mktemp("worlds")
+    for act in ("save", "load"):
+        for world in WORLDS:
+            log = made / f"{act}-{world}.log"
+            argv = [act, str(made)]
+            pids = [zygote.start(argv, env, log, module="worlds") for env in places(world)]
+            assert Attempt(zygote, pids, log).wait() == [0] * world, log.read_text()[-6000:]
+    return made
+
+
+def canonical(folder: Path) -> dict[str, Tensor]:
+    """Every whole tensor that a checkpoint holds, but not the parts that the means of split states stand for."""
+    store = open_store(str(folder), "a")
+    found: dict[str, Tensor] = _load_state_dict_from_keys(storage_reader=store.reader(DONE.step))
+    return {key: value for key, value in found.items() if ".by_columns." not in key}
+
+
+@pytest.mark.parametrize("to_world", WORLDS)
+def test_what_a_world_loads_and_saves_again_is_what_another_saved(to_world: int, folder: Path) -> None:
+    for world, plan, to_plan in trips(to_world):
+        there, back = f"{world}-{plan}", f"{world}-{plan}-to-{to_world}-{to_plan}"
+        given, found = canonical(folder / there), canonical(folder / back)
+        assert len(given) > 12
+        assert given.keys() == found.keys(), back
+        for key, value in given.items():
+            averaged = key.endswith(".sum") and key.startswith("tables.") and to_plan in ("column_wise", "mixed")
+            exact = torch.equal(found[key], value)
+            assert exact or (averaged and torch.allclose(found[key], value, rtol=1e-6, atol=0)), f"{back}: {key}"
+
+
+def test_every_plan_met_every_plan() -> None:
+    met = {(plan, to_plan) for to_world in WORLDS for _, plan, to_plan in trips(to_world)}
+    names = {plan for plan, _ in met}
+    assert met == {(a, b) for a in names for b in names}

@@ -1,0 +1,55 @@
+"""Run by every process of a job of 1 to 4: `save FOLDER` trains and saves under every plan as FOLDER/<world>-<plan>;
+`load FOLDER` loads what every world saved, each under another plan, and saves it again without a step, as
+FOLDER/<world>-<plan>-to-<world>-<plan>."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from small_jobs import PLANS, SCHEDULE, checkpointer, steps, tiny
+
+from trainer.checkpoint import Checkpointer, Progress, open_store
+from trainer.job import Job, build_job
+from trainer.runtime import Runtime, running
+
+WORLDS = (1, 2, 3, 4)
+DONE = Progress(3, 3 * 48)
+
+
+def trips(to_world: int) -> Iterator[tuple[int, str, str]]:
+    """(world, plan, plan to load it under): every world and plan once, and over all `to_world` every pair of plans."""
+    names = list(PLANS)
+    for world in WORLDS:
+        for place, name in enumerate(names):
+            yield world, name, names[(place + world + to_world) % len(names)]
+
+
+def main(argv: list[str]) -> int:
+    """See above; 0."""
+    act = {"save": save, "load": load}[argv[0]]
+    with running(tiny().train, dict(os.environ)) as runtime:
+        act(Path(argv[1]), runtime)
+    return 0
+
+
+def save(folder: Path, runtime: Runtime) -> None:
+    for name, plan in PLANS.items():
+        job = job_of(folder / f"{runtime.world_size}-{name}", plan, runtime)
+        steps(job, DONE.step)
+        checkpointer(job).save(DONE)
+
+
+def load(folder: Path, runtime: Runtime) -> None:
+    for world, plan, to_plan in trips(runtime.world_size):
+        given = folder / f"{world}-{plan}"
+        job = job_of(given, PLANS[to_plan], runtime)
+        found = checkpointer(job).restore(DONE.step)
+        again = f"{given}-to-{runtime.world_size}-{to_plan}"
+        Checkpointer(job, open_store(again, "a")).save(found)
+
+
+def job_of(folder: Path, plan: dict[str, Any], runtime: Runtime) -> Job:
+    return build_job(tiny(SCHEDULE | plan | {"train.run": "a", "checkpoint.uri": str(folder)}), runtime)
