@@ -43,22 +43,34 @@ def use_shared_memory(dists: Sequence[TwPooledEmbeddingDist], config: TrainConfi
 
     Raises UserError where it is asked for by name and cannot be had.
     """
+    if runtime.world_size == 1 and config.sharding.exchange == "auto":
+        return "none"
+    group, told = sharing_group(config, runtime)
+    if group is None:
+        return told
+    for pooled in dists:  # where TorchRec puts its own at the first use
+        pooled._dist = SharedAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
+    return told if dists else "collective: no table is sharded table_wise or column_wise"
+
+
+def sharing_group(config: TrainConfig, runtime: Runtime) -> tuple[dist.ProcessGroup | None, str]:
+    """Collective: a group for an exchange through shared memory, or None; and what `sharding.exchange` has come to.
+
+    Raises UserError as above.
+    """
     wanted = config.sharding.exchange
     if wanted == "collective":
-        return "collective"
-    if runtime.world_size == 1 and wanted == "auto":
-        return "none"
+        return None, "collective"
     obstacle = _obstacle(config, runtime)
     if obstacle is None:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.train.timeout_seconds))
+        assert group is not None
         obstacle = _forbidden(group)
-    if obstacle is not None:
-        if wanted == "shared_memory":
-            raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; legal here: auto, collective")
-        return f"collective: {obstacle}"
-    for pooled in dists:  # where TorchRec puts its own at the first use
-        pooled._dist = SharedAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
-    return "shared_memory" if dists else "collective: no table is sharded table_wise or column_wise"
+    if obstacle is None:
+        return group, "shared_memory"
+    if wanted == "shared_memory":
+        raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; legal here: auto, collective")
+    return None, f"collective: {obstacle}"
 
 
 def _obstacle(config: TrainConfig, runtime: Runtime) -> str | None:
