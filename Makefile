@@ -24,14 +24,14 @@ UV := $(VENV)/bin/uv
 # With ACCELERATOR=cpu on a machine that has GPUs, torch must not see what the CPU build of fbgemm has no code for.
 TRAINER = $(if $(filter cpu,$(ACCELERATOR)),CUDA_VISIBLE_DEVICES= )$(PY) -m trainer
 STAMPS := $(VENV)/.stamps
-LISTS := bootstrap trainer-cpu trainer-gpu infra doctor test lint
+LISTS := bootstrap trainer-cpu trainer-gpu infra doctor managed test lint
 # Clouds' SDKs are large: they are installed once there is something that imports them.
-INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra doctor)
+INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra doctor managed)
 
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
 .NOTPARALLEL:
-.PHONY: help quickstart test test-cluster test-engine test-engine-full soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
+.PHONY: help quickstart test test-cluster test-engine test-engine-full test-node node-up node-down node-packages soak lint format bench lock clean venv supported-cpu supported-gpu $(addprefix install-,$(LISTS))
 export PYTHON
 
 ##@ Use
@@ -40,6 +40,8 @@ quickstart: install-trainer-$(ACCELERATOR) ## Install the trainer and train a sh
 
 bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock TorchRec step
 	@$(TRAINER) bench $(BENCH_ARGS)
+
+install-managed: ## Add the clients of Vertex AI and Azure ML, for job.launcher vertex and azureml
 
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
@@ -53,6 +55,18 @@ test-engine: install-infra install-test ## Run every stack by the real Pulumi en
 
 test-engine-full: install-infra install-test ## The same, with a failure at every single create (half an hour)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
+
+test-node: install-trainer-$(ACCELERATOR) install-infra install-test ## Run the image on a real node: the whole chain, with faults (root; 25 min)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/node $(PYTEST_ARGS)
+
+node-up: install-test ## Start a Kubernetes node of containers on this machine (root, Linux) and print its kubeconfig
+	@$(PY) tests/node/node.py up
+
+node-down: install-test ## Remove that node and all that is its, also one that was killed
+	@$(PY) tests/node/node.py down
+
+node-packages: install-test ## Install what a node needs of Debian's or Ubuntu's packages (root)
+	apt-get update && apt-get install --yes --no-install-recommends $$($(PY) tests/node/node_build.py)
 
 soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print what that cost
 	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
@@ -83,6 +97,7 @@ lock: install-bootstrap ## Recompile requirements-*.txt from pyproject.toml (UPG
 	$(call compile,trainer-gpu,trainer trainer-gpu)
 	$(call compile,infra,infra)
 	$(call compile,doctor,doctor)
+	$(call compile,managed,managed)
 	$(call compile,test,test)
 	$(call compile,lint,lint)
 	@mv $(LOCK)/requirements-*.txt .
@@ -168,7 +183,7 @@ install-trainer-gpu: supported-gpu install-bootstrap
 install-trainer-%:
 	@echo "error: ACCELERATOR is '$*', legal are cpu and gpu" >&2; exit 2
 
-install-infra install-doctor install-test install-lint: install-%: install-bootstrap
+install-infra install-doctor install-managed install-test install-lint: install-%: install-bootstrap
 	$(call install,$*)
 
 # ---- Lists of pinned dependencies

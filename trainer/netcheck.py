@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from trainer.runtime import Runtime
 
 EXIT_FAILED = 1
+#: Room for the longest name of a host, 63 letters, beside the numbers.
+_LOG_COLUMNS = 160
 _DEFAULT_SIZES = {"cuda": (1, 16, 128, 512), "cpu": (1, 4, 16)}  # the largest is where a fabric is near its peak
 _GRACE_SECONDS = 60  # by which torch's own time limit is longer than ours, which ends with one line
 
@@ -176,7 +178,8 @@ def _show(result: dict[str, Any], failures: list[str]) -> None:
     if result["measured"]:
         from rich.console import Console
 
-        Console().print(_table(result))
+        # A log has no width: at the 80 columns that are assumed otherwise, the names of pods are cut off.
+        Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS).print(_table(result))
     if "note" in result:
         sys.stdout.write(result["note"] + "\n")
     sys.stdout.write(json.dumps({"event": "result", "ok": not failures} | result | {"failures": failures}) + "\n")

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,17 +142,18 @@ def obstacle() -> str | None:
     return None
 
 
-def missing() -> list[Module]:
-    """The modules whose programs are not in the cache."""
-    return [module for module in MODULES.values() if not module.is_built]
+def missing(modules: Iterable[Module] = MODULES.values()) -> list[Module]:
+    """Those of some modules whose programs are not in the cache."""
+    return [module for module in modules if not module.is_built]
 
 
-def build() -> None:
-    """Build what is missing; one process at a time, others wait for it."""
+def build(modules: Iterable[Module] = MODULES.values()) -> None:
+    """Build what is missing of some modules; one process at a time, others wait for it."""
+    wanted = list(modules)
     with alone():
-        if missing():
+        if missing(wanted):
             check_disk()
-        todo = missing()
+        todo = missing(wanted)
         for number, module in enumerate(todo, 1):
             build_module(module, f"[{number}/{len(todo)}] {module.name}")
 

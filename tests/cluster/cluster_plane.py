@@ -68,13 +68,15 @@ class Plane:
     Every process dies with the one that started it (`setpriv --pdeathsig`), also when that is killed.
     """
 
+    users: Mapping[str, tuple[str, str]] = USERS
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.inside: list[str] = []
         self.port = 0
-        self.tokens = {user: secrets.token_hex(16) for user in USERS}
+        self.tokens = {user: secrets.token_hex(16) for user in self.users}
 
     def start(self) -> None:
         """Bring everything up; ready when the API server serves and the default service account exists."""
@@ -121,7 +123,7 @@ class Plane:
         return self.spawn(name, str(cluster_build.program(name)), *flags)
 
     def start_api_server(self) -> None:
-        self.port, client, peer = free_port(), free_port(), free_port()
+        self.port, client, peer = self.port or free_port(), free_port(), free_port()
         etcd = f"http://127.0.0.1:{client}"
         self.program(
             "etcd",
@@ -141,7 +143,7 @@ class Plane:
                 serialization.NoEncryption(),
             )
         )
-        rows = [f'{self.tokens[name]},{user},{name},"{groups}"' for name, (user, groups) in USERS.items()]
+        rows = [f'{self.tokens[name]},{user},{name},"{groups}"' for name, (user, groups) in self.users.items()]
         (self.folder / "tokens.csv").write_text("\n".join(rows) + "\n")
         self.program(
             "kube-apiserver",
@@ -150,11 +152,11 @@ class Plane:
             # Never reached: it must only be no loopback address. No endpoint is published for it.
             "--advertise-address=192.0.2.1",
             "--endpoint-reconciler-type=none",
+            *self.authority(),
             f"--etcd-servers={etcd}",
             # It makes its own certificate there, signed for 127.0.0.1 because it is bound to it.
             f"--cert-dir={self.folder}/certificates",
             f"--token-auth-file={self.folder}/tokens.csv",
-            "--authorization-mode=RBAC",
             "--anonymous-auth=false",
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
@@ -165,6 +167,10 @@ class Plane:
         wait_for("certificate of the API server", self.certificate.is_file)
         self.write_kubeconfig("admin")
         wait_for("ready API server", self.serves)
+
+    def authority(self) -> list[str]:
+        """The API server's flags about who may do what."""
+        return ["--authorization-mode=RBAC"]
 
     def serves(self) -> bool:
         self.check_running()

@@ -250,3 +250,14 @@ def test_a_registry_of_the_cloud_takes_the_login_in_exchange_for_a_token(
     monkeypatch.setattr(doctor, "_REGISTRY", re.compile(re.escape(host)))
     user = "00000000-0000-0000-0000-000000000000"
     assert doctor.login(context("azure"), host, "http") == (user, "of-the-registry")
+
+
+def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm: Recorded, context: Contexts) -> None:
+    found = asked(doctor.checks(context("azure", {"job.launcher": "azureml"})))
+    told = {item.result for item in found["resource providers"]}
+    assert "Microsoft.MachineLearningServices is unknown here" in told
+    assert not any("NetApp" in text or "ContainerService" in text for text in told)
+    assert one(found, "features").status == "skipped"
+    assert "quotas of its own" in one(found, "quota").result, (
+        "cores for virtual machines are not what the service counts"
+    )

@@ -44,6 +44,16 @@ def test_both_operations_are_measured_at_every_size(three: subprocess.CompletedP
     assert "GB/s" in three.stdout.splitlines()[2], "no table for people"
 
 
+def test_the_table_in_a_log_shows_whole_names_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod's name is up to 63 letters, and which of them is slow is what the table is read for."""
+    host = "netcheck-" + "7" * 54
+    numbers = {"operation": "all_reduce", "size_mib": 16, "seconds": 0.02, "slowest_rank": 1, "slowest_host": host}
+    numbers |= {"algorithm_gb_per_s": 0.8, "bus_gb_per_s": 0.8}
+    netcheck._show({"measured": [numbers], "processes": 2, "backend": "gloo"}, [])
+    *table, _ = capsys.readouterr().out.splitlines()
+    assert any(f"rank 1 on {host}" in line for line in table)
+
+
 def test_bandwidths_follow_the_definitions_of_nccl_tests(three: subprocess.CompletedProcess[str]) -> None:
     for item in result(three)["measured"]:
         size = item["size_mib"] * 2**20 // 12 * 12

@@ -65,6 +65,18 @@ def test_no_half_written_checkpoint_is_left(told: Told) -> None:
         assert all((step / "COMPLETE.json").exists() for step in steps), steps
 
 
+@pytest.mark.parametrize("plan", ["table_wise", "data_parallel"])
+def test_three_processes_that_all_start_again_go_on_to_the_last_bit(plan: str, zygote: Zygote, tmp_path: Path) -> None:
+    """Sums of two do not depend on their order, those of three do."""
+    for name in ("whole", "halves"):
+        (tmp_path / name).mkdir()
+    changes = {**CHANGES, "sharding.types": [plan], "model.over_arch": [300_000 // 16, 16, 1]}
+    whole = Machines(zygote, tmp_path / "whole", changes).finished(3, train__steps=9)
+    halves = Machines(zygote, tmp_path / "halves", changes)
+    halves.finished(3, train__steps=6)
+    assert halves.finished(3, train__steps=9)["loss"] == whole["loss"]
+
+
 def test_a_run_that_changes_its_size_at_every_kill_ends_close_to_the_others(zygote: Zygote, tmp_path: Path) -> None:
     alone = Machines(zygote, tmp_path / "alone", CHANGES)
     alone.folder.mkdir()

@@ -1,0 +1,86 @@
+"""The stack `local` by the real engine and the real Kubernetes provider, in a cluster's network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster_plane import Plane
+from cluster_runs import ROOT
+
+PROGRAMS = ("pulumi", "pulumi-language-python", "pulumi-resource-kubernetes")
+Steps = set[tuple[str, str]]
+
+
+class Stack:
+    """A copy of the project with its own state, run inside the control plane's network."""
+
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        for name in ("Pulumi.yaml", "Pulumi.local.yaml", "__main__.py"):
+            shutil.copy(ROOT / name, folder)
+        for name in ("infra", "workloads", "trainer"):
+            (folder / name).symlink_to(ROOT / name)
+        for name in ("home", "state"):
+            (folder / name).mkdir()
+
+    def pulumi(self, *arguments: str) -> str:
+        """What a pulumi command prints."""
+        return self.run("pulumi", "--cwd", str(self.folder), "--non-interactive", *arguments)
+
+    def workloads(self, word: str, *options: str) -> str:
+        """What `python -m workloads WORD --stack local` prints: it finds the run by the stack's outputs."""
+        return self.run(sys.executable, "-m", "workloads", word, "--stack", "local", *options)
+
+    def run(self, *command: str) -> str:
+        return self.plane.run(command, **self.environment()).stdout
+
+    def environment(self) -> dict[str, str]:
+        """What makes the commands use this project's state, and nothing from elsewhere."""
+        return {
+            # The engine runs the program with the first python that it finds.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PULUMI_HOME": str(self.folder / "home"),
+            "PULUMI_BACKEND_URL": f"file://{self.folder}/state",
+            "PULUMI_CONFIG_PASSPHRASE": "test",
+            "PULUMI_SKIP_UPDATE_CHECK": "1",
+            "PULUMI_DEBUG_COMMANDS": "1",  # without it there is no --event-log
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "1",
+        }
+
+    def set(self, key: str, value: str) -> None:
+        # After `--`, so that a value may begin with a dash.
+        self.pulumi("config", "set", "--stack", "local", "--path", "--", f"torchrec-cloud:{key}", value)
+
+    def up(self) -> Steps:
+        """What an `up` did, as operations and kinds; a resource that it left alone is not among them."""
+        return self.changed("up")
+
+    def destroy(self) -> Steps:
+        """What a `destroy` did."""
+        return self.changed("destroy")
+
+    def changed(self, verb: str) -> Steps:
+        log = self.folder / "events.json"
+        log.unlink(missing_ok=True)
+        self.pulumi(verb, "--yes", "--skip-preview", "--stack", "local", "--event-log", str(log))
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        done = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
+        assert done, "the engine told of no resource"
+        return {(step["op"], step["urn"].rpartition("::")[2]) for step in done if step["op"] != "same"}
+
+    def outputs(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.pulumi("stack", "output", "--json", "--stack", "local"))
+        return found
+
+
+def cluster_wide(plane: Plane) -> set[tuple[str, str]]:
+    """Every object outside namespaces, of every kind that the server knows, without what comes and goes by itself."""
+    listed = plane.kubectl("api-resources", "--verbs=list", "--namespaced=false", "--output=name").stdout.split()
+    items = plane.get(",".join(name for name in listed if name not in ("componentstatuses", "nodes")))
+    return {(item["kind"], item["metadata"]["name"]) for item in items}

@@ -1,0 +1,288 @@
+"""Brings one real Kubernetes node up and takes it down again: `python tests/node/node.py up | down`.
+
+All of it lives in namespaces (processes, mounts, network) that end with one process, and in one folder. That process is
+noted in the folder, so `down` also clears up after a node that was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+import cluster_build
+import node_build
+import node_image
+import node_servers
+from cluster_build import BuildError, say
+from cluster_plane import Plane, PlaneError, wait_for
+
+SUPERVISOR = Path(__file__).resolve().parent / "node_supervisor.py"
+ISOLATE = ("unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc")
+
+
+class NodeError(Exception):
+    """Why a node did not come up or go, in one line for a person."""
+
+
+def home() -> Path:
+    """The folder of the one node that can run at a time."""
+    return node_build.cache() / "run"
+
+
+class Node(Plane):
+    """A running node as others see it: by its kubeconfig, and for faults by its processes."""
+
+    def __init__(self) -> None:
+        super().__init__(home())
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `up` noted; empty where there is no node."""
+        path = self.folder / "state.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process that was noted is there, and is no later one of the same number."""
+        state = self.state
+        return bool(state) and started_at(state["pid"]) == state["started_at"]
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether it is the node of a process that has ended without taking it down."""
+        owner = self.state["owner"]
+        return owner is not None and started_at(owner[0]) != owner[1]
+
+    @property
+    def first_process(self) -> int:
+        """Process 1 of the node's namespaces, by its number on this machine."""
+        pid = self.state["pid"]
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def attach(self) -> Node:
+        """Make commands of `Plane` act in the node's network."""
+        self.port = self.state["port"]
+        self.inside = ["nsenter", "--target", str(self.first_process), "--net"]
+        return self
+
+    def within(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command in all of the node's namespaces: what it kills is the node's."""
+        enter = ["nsenter", "--target", str(self.first_process), "--mount", "--pid", "--net"]
+        done = subprocess.run([*enter, *command], capture_output=True, text=True, check=False)
+        if check and done.returncode:
+            raise PlaneError(f"`{' '.join(command)}` in the node ended with {done.returncode}: {done.stderr}")
+        return done
+
+    def halt(self, server: str) -> None:
+        """Kill a server and keep it from being started again."""
+        (self.folder / "stopped" / server).touch()
+        self.within("kill", "-KILL", (self.folder / "pids" / server).read_text())
+
+    def let_start(self, server: str) -> None:
+        """Let a halted server be started again."""
+        (self.folder / "stopped" / server).unlink()
+
+    def restart(self, server: str) -> None:
+        """Kill a server; it is started again by itself."""
+        self.within("kill", "-KILL", (self.folder / "pids" / server).read_text())
+
+
+def started_at(pid: int) -> int | None:
+    """The moment at which a process started, in the kernel's ticks; None where there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state == "Z" else int(fields[18])
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One `up` or `down` at a time."""
+    node_build.cache().mkdir(parents=True, exist_ok=True)
+    with (node_build.cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def build() -> None:
+    """Everything that a node needs and that is made once."""
+    cluster_build.build(node_build.NEEDED)
+    node_image.build()
+
+
+def up(*, owned: bool = False) -> Node:
+    """A node that is ready and answers DNS; one that is `owned` may be cleared away once this process has ended."""
+    with alone():
+        node = Node()
+        if node.is_alive and not node.is_orphan:
+            raise NodeError(f"a node is up already: {node.kubeconfig}; `make node-down` takes it down")
+        clear(node)
+        try:
+            start(node, owner=os.getpid() if owned else None)
+        except BaseException:
+            keep_logs(node)
+            clear(node)
+            raise
+        return node
+
+
+def start(node: Node, owner: int | None) -> None:
+    """Start process 1 and wait until everything works; `owner` is the process whose node it is."""
+    node.folder.mkdir(parents=True, mode=0o711)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        (node.folder / "supervisor.log").open("wb") as log,
+    ):
+        number = listener.fileno()
+        process = subprocess.Popen(
+            [*ISOLATE, sys.executable, str(SUPERVISOR), str(node.folder), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[number],
+            start_new_session=True,
+        )
+        note: dict[str, Any] = {
+            "pid": process.pid,
+            "started_at": started_at(process.pid),
+            "port": listener.getsockname()[1],
+        }
+        note["owner"] = [owner, started_at(owner)] if owner else None
+    (node.folder / "state.json").write_text(json.dumps(note))
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    process.stdin.close()
+
+    def is_started() -> bool:
+        if process.poll() is not None:
+            failed = node.folder / "failed"
+            said = failed.read_text() if failed.is_file() else (node.folder / "supervisor.log").read_text()[-500:]
+            raise NodeError(f"the node did not start: {said}")
+        return (node.folder / "started").exists()
+
+    wait_for("node", is_started)
+    node.attach()
+    wait_for("ready node", lambda: is_ready(node))
+    wait_for("service account `default`", lambda: node.kubectl("get", "sa", "default", check=False).returncode == 0)
+
+
+def is_ready(node: Node) -> bool:
+    found = node.kubectl("get", "node", node_servers.NODE, "--output=json", check=False)
+    conditions = json.loads(found.stdout)["status"]["conditions"] if found.returncode == 0 else []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def down() -> bool:
+    """Take the node and all that is its away, also one that was killed; whether there was anything."""
+    with alone():
+        node = Node()
+        there = node.folder.exists() or any(path.exists() for path in node_servers.cgroups())
+        clear(node)
+        return there
+
+
+def clear(node: Node) -> None:
+    """End process 1 of the node's namespaces: the kernel ends the rest, and forgets mounts and network."""
+    if node.is_alive:
+        pid = node.state["pid"]
+        os.kill(pid, signal.SIGKILL)  # `unshare`, whose child goes with it
+        wait_for("end of the node's processes", lambda: not namespace_members(node))
+    wait_for("removal of control groups", remove_cgroups)
+    if below := [line.split()[4] for line in mounts() if line.split()[4].startswith(f"{node.folder}/")]:
+        raise NodeError(f"something is mounted in {node.folder}: {', '.join(below)}; `umount` it first")
+    shutil.rmtree(node.folder, ignore_errors=False) if node.folder.exists() else None
+
+
+def namespace_members(node: Node) -> bool:
+    """Whether the first process or its parent is still there: the parent ends when the last of the others has."""
+    return node.is_alive or any(path.is_dir() and cgroup_is_busy(path) for path in node_servers.cgroups())
+
+
+def cgroup_is_busy(top: Path) -> bool:
+    return any(
+        (Path(folder) / "cgroup.procs").read_text().strip() for folder, _, _ in os.walk(top) if Path(folder).is_dir()
+    )
+
+
+def remove_cgroups() -> bool:
+    try:
+        node_servers.remove_cgroups()
+    except OSError:  # a process of it is just ending
+        return False
+    return True
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def keep_logs(node: Node) -> Path | None:
+    """Copy the servers' logs to where they outlive the node."""
+    kept = node_image.ROOT / ".cache" / "node-logs"
+    if not node.folder.is_dir():
+        return None
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for name in ("logs", "pod-logs"):
+        if (node.folder / name).is_dir():
+            shutil.copytree(node.folder / name, kept / name)
+    if (node.folder / "supervisor.log").is_file():
+        shutil.copy(node.folder / "supervisor.log", kept)
+    return kept
+
+
+def run(verb: str) -> None:
+    if reason := node_build.obstacle():
+        raise NodeError(reason)
+    if verb == "down":
+        say("the node is gone" if down() else "there was no node")
+        return
+    build()
+    began = time.monotonic()
+    node = up()
+    seconds = time.monotonic() - began
+    say(f"ready after {seconds:.0f} s, with image {node_image.IMAGE}; `make node-down` removes all of it")
+    sys.stdout.write(f"{node.kubeconfig}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 done; 2 where it is not possible, with the reason; 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("verb", choices=("up", "down"), help="start a node, or remove all of it")
+    verb = parser.parse_args(arguments).verb
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        run(verb)
+    except (NodeError, BuildError, PlaneError) as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("stopped; `make node-down` clears up")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""What a real node is made of: Debian's packages, and the programs that are built from Go modules."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+import cluster_build
+import cluster_plane
+
+GO = Path(__file__).resolve().parent / "go"
+CNI = Path("/usr/lib/cni")
+#: Programs that must be on this machine, and the package of Debian and Ubuntu that brings each.
+PACKAGES = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    str(CNI / "bridge"): "containernetworking-plugins",
+}
+INSTALL = "`make node-packages` installs them"
+
+
+@dataclass(frozen=True)
+class NodeModule(cluster_build.Module):
+    """One folder of this tier's `go/`; the sources that it holds are part of its name in the cache."""
+
+    @property
+    def source(self) -> Path:
+        return GO / self.name
+
+    @property
+    def folder(self) -> Path:
+        own = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(self.source.rglob("*.go"))))
+        return super().folder.with_name(f"{super().folder.name}-{own.hexdigest()[:6]}")
+
+
+MODULES = {
+    module.name: module
+    for module in (
+        NodeModule(
+            "kubelet",
+            {"kubelet": "k8s.io/kubernetes/cmd/kubelet"},
+            stamps=("k8s.io/component-base/version",),
+            stamped_with="k8s.io/kubernetes",
+        ),
+        NodeModule("programs", {"coredns": "./coredns", "pause": "./pause"}),
+    )
+}
+#: Of the control plane's modules those that a node needs too; the operators' are only for tests.
+NEEDED = (cluster_build.MODULES["kubernetes"], *MODULES.values())
+
+
+def program(name: str) -> Path:
+    """A built program of the node."""
+    (module,) = (module for module in MODULES.values() if name in module.programs)
+    return module.folder / name
+
+
+def cache() -> Path:
+    """Where the image and what containerd made of it are kept between nodes."""
+    return cluster_build.cache().parent / "node"
+
+
+def obstacle() -> str | None:
+    """Why no node can run on this machine, or None."""
+    if platform.system() != "Linux":
+        return f"a node needs Linux, this is {platform.system()}"
+    if os.geteuid() != 0:
+        return f"a node needs root, this is user {os.geteuid()}"
+    if absent := missing_packages():
+        return f"not installed: {', '.join(absent)}; {INSTALL}"
+    return cluster_build.obstacle() or cluster_plane.obstacle()
+
+
+def missing_packages() -> list[str]:
+    """Debian's names of what is not there."""
+    return sorted({package for name, package in PACKAGES.items() if shutil.which(name) is None})
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{' '.join(sorted({*PACKAGES.values()}))}\n")

@@ -1,0 +1,316 @@
+"""The servers of one node with its control plane, as files and flags; they run in namespaces of their own."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import node_build
+import node_image
+import yaml
+from cluster_plane import USERS, Plane, PlaneError, wait_for
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+NODE = "node"
+BRIDGE = "trc0"
+#: The bridge's own address, of the kubelet and of DNS; all of it exists in the node's network namespace alone.
+ADDRESS, SUBNET = "10.244.0.1", "10.244.0.0/24"
+#: Fixed: a bridge takes the lowest of its members' addresses otherwise, and a changed one costs DNS 10 s of silence.
+MAC = "02:00:0a:f4:00:01"
+CONTAINERD = "/run/containerd/containerd.sock"
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP = "torchrec-cloud-node"
+#: Where stack `local` keeps its volume unless told otherwise; in the node it is a folder of the node's own.
+VOLUME = "/var/lib/torchrec-cloud"
+DNS_ROLE = [
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "coredns"},
+        "rules": [
+            {"apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+        ],
+    },
+    {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "coredns"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "coredns"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "coredns"}],
+    },
+]
+
+
+class NodePlane(Plane):
+    """The control plane's servers with those of a node, for process 1 of the node's namespaces."""
+
+    users: Mapping[str, tuple[str, str]] = {
+        **{name: user for name, user in USERS.items() if name != "kwok"},
+        "kubelet": (f"system:node:{NODE}", "system:nodes"),
+        "coredns": ("coredns", ""),
+    }
+
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__(folder)
+        self.port = port
+
+    def start(self) -> None:
+        """Everything, each as soon as what it needs is there."""
+        self.start_containerd()
+        make_certificates(self.folder)
+        self.start_api_server()
+        for name in ("kube-controller-manager", "kube-scheduler", "kubelet", "coredns"):
+            self.write_kubeconfig(name)
+        self.start_controllers()
+        self.start_kubelet()
+        self.apply(DNS_ROLE)
+        self.start_dns()
+
+    def authority(self) -> list[str]:
+        """A node may do what a node must, and only the API server may talk to the kubelet."""
+        return [
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-client-certificate={self.folder}/api-server.crt",
+            f"--kubelet-client-key={self.folder}/api-server.key",
+            f"--kubelet-certificate-authority={self.folder}/ca.crt",
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+
+    def serves(self) -> bool:
+        """Asked directly: a kubectl costs half a second of two cores each time."""
+        self.check_running()
+        request = urllib.request.Request(  # our own server on loopback
+            f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": f"Bearer {self.tokens['admin']}"}
+        )
+        trusted = ssl.create_default_context(cafile=str(self.certificate))
+        try:
+            with urllib.request.urlopen(request, timeout=2, context=trusted) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def start_containerd(self) -> None:
+        node_image.restore()
+        path = self.folder / "containerd.toml"
+        path.write_text(containerd_configuration(self.folder))
+        (self.folder / "cni").mkdir()
+        (self.folder / "cni" / "10-bridge.conflist").write_text(json.dumps(bridge_network(self.folder)))
+        self.spawn("containerd", "containerd", "--config", str(path))
+        until = time.monotonic() + 30
+        while not Path(CONTAINERD).exists():
+            self.check_running()
+            if time.monotonic() > until:
+                raise PlaneError(f"containerd does not listen: {self.log('containerd')}")
+            time.sleep(0.1)
+
+    def start_kubelet(self) -> None:
+        path = self.folder / "kubelet.yaml"
+        path.write_text(yaml.safe_dump(kubelet_configuration(self.folder)))
+        (self.folder / "resolv.conf").write_text("")
+        self.spawn(
+            "kubelet",
+            str(node_build.program("kubelet")),
+            f"--config={path}",
+            f"--kubeconfig={self.kubeconfig_of('kubelet')}",
+            f"--root-dir={self.folder}/kubelet",
+            f"--cert-dir={self.folder}/kubelet-certificates",
+            f"--hostname-override={NODE}",
+            f"--node-ip={ADDRESS}",
+        )
+
+    def start_dns(self) -> None:
+        path = self.folder / "Corefile"
+        path.write_text(
+            f".:53 {{\n  bind {ADDRESS}\n  ready 127.0.0.1:8181\n  errors\n  cache 5 {{\n    denial 0\n  }}\n"
+            f"  kubernetes cluster.local {{\n    kubeconfig {self.kubeconfig_of('coredns')} test\n    ttl 1\n  }}\n}}\n"
+        )
+        self.spawn("coredns", str(node_build.program("coredns")), "-conf", str(path))
+        wait_for("answer of DNS", answers)
+
+
+def answers() -> bool:
+    """Whether CoreDNS has seen the cluster's names."""
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:8181/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def containerd_configuration(folder: Path) -> str:
+    """Overlay snapshots in the store that holds the image; nothing is ever pulled."""
+    return f"""
+version = 2
+root = "{node_image.store()}"
+state = "/run/containerd"
+[grpc]
+  address = "{CONTAINERD}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{node_image.PAUSE}"
+  # Without CAP_SYS_RESOURCE runc cannot lower a sandbox's score, and no pod starts.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{node_build.CNI}"
+    conf_dir = "{folder}/cni"
+"""
+
+
+def bridge_network(folder: Path) -> dict[str, object]:
+    """Every pod an address on the bridge; none of it leaves the network namespace."""
+    addresses = {"type": "host-local", "dataDir": f"{folder}/addresses", "ranges": [[{"subnet": SUBNET}]]}
+    bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "ipam": addresses}
+    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
+
+
+def kubelet_configuration(folder: Path) -> dict[str, object]:
+    """A kubelet that keeps to its folder, its cgroup and its address."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": ADDRESS,
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": False},
+            "x509": {"clientCAFile": f"{folder}/ca.crt"},
+        },
+        # Whoever has a certificate of that authority, which is the API server alone.
+        "authorization": {"mode": "AlwaysAllow"},
+        "tlsCertFile": f"{folder}/kubelet.crt",
+        "tlsPrivateKeyFile": f"{folder}/kubelet.key",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{CGROUP}",
+        "failCgroupV1": False,
+        "clusterDNS": [ADDRESS],
+        "clusterDomain": "cluster.local",
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD}",
+        "resolvConf": f"{folder}/resolv.conf",
+        "podLogsDir": f"{folder}/pod-logs",
+        "volumePluginDir": f"{folder}/volume-plugins",
+        "makeIPTablesUtilChains": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        # No registry can bring a collected image back, and a developer's full disk is no reason to end pods.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "500Mi",
+            "imagefs.available": "500Mi",
+            "nodefs.inodesFree": "1000",
+        },
+    }
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority for a day, the kubelet's certificate, and the one that the API server shows to it."""
+    authority = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
+
+    def write(name: str, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=365))
+            .add_extension(extension, critical=False)
+            .sign(authority, hashes.SHA256())
+        )
+        (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+    def signed(name: str, common: str, extension: x509.ExtensionType) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        (folder / f"{name}.key").write_bytes(pem)
+        write(name, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)]), key, extension)
+
+    write("ca", issuer, authority, x509.BasicConstraints(ca=True, path_length=None))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(ADDRESS))])
+    signed("kubelet", f"system:node:{NODE}", address)
+    signed("api-server", "kube-apiserver", x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CLIENT_AUTH]))
+
+
+def cgroups() -> list[Path]:
+    """The node's folder in each hierarchy of control groups: one with version 2."""
+    if (CGROUPS / "cgroup.controllers").is_file():
+        return [CGROUPS / CGROUP]
+    return [path / CGROUP for path in sorted(CGROUPS.iterdir()) if (path / "cgroup.procs").is_file()]
+
+
+def make_cgroups() -> None:
+    """The root of all pods; a set of processors must be given its members before any process may enter."""
+    for path in cgroups():
+        path.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if (path / name).is_file() and (path.parent / name).is_file():
+                (path / name).write_text((path.parent / name).read_text())
+
+
+def remove_cgroups() -> None:
+    """Innermost first; a group whose processes have gone can be removed."""
+    for top in cgroups():
+        for folder, _, _ in os.walk(top, topdown=False):
+            Path(folder).rmdir()
+
+
+def prepare_mounts(folder: Path) -> None:
+    """What the servers write outside the node's folder lands in it, or in memory; all of it is this namespace's own."""
+
+    def mount(*arguments: str) -> None:
+        subprocess.run(["mount", *arguments], check=True)
+
+    # Volumes must spread from the kubelet to the containers' namespaces, and never to this machine's.
+    mount("--make-rshared", "/")
+    mount("-t", "tmpfs", "tmpfs", "/run")
+    for place in ("/var/lib", "/var/log"):
+        upper, work = (folder / kind / place.replace("/", "-") for kind in ("upper", "work"))
+        upper.mkdir(parents=True)
+        work.mkdir(parents=True)
+        mount("-t", "overlay", "-o", f"lowerdir={place},upperdir={upper},workdir={work}", "overlay", place)
+    Path(VOLUME).mkdir(exist_ok=True)
+    os.chown(VOLUME, 0, 0)
+    # The trainer's user is of group 0, and folders that are made inside take it over.
+    Path(VOLUME).chmod(0o2775)
+    kernel = folder / "kernel"
+    kernel.mkdir()
+    # The kubelet sets these for the whole machine; here it sets a file in its folder.
+    for name in ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
+                 "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"):  # fmt: skip
+        own = kernel / name.replace("/", ".")
+        own.write_text(Path("/proc/sys", name).read_text())
+        mount("--bind", str(own), f"/proc/sys/{name}")
+
+
+def prepare_network() -> None:
+    """Loopback and the pods' bridge."""
+    for line in (
+        "link set lo up",
+        f"link add {BRIDGE} address {MAC} type bridge",
+        f"addr add {ADDRESS}/24 dev {BRIDGE}",
+        f"link set {BRIDGE} up",
+    ):
+        subprocess.run(["ip", *line.split()], check=True)

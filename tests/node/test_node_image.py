@@ -1,0 +1,110 @@
+"""The image of `trainer/Dockerfile` in containers as clusters run it: no rights, few places to write to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import node_image
+import pytest
+from cluster_plane import wait_for
+from node import Node
+from node_runs import Run, told
+
+from workloads.pod import helper_pod
+
+TINY = {
+    "train": {"steps": 40, "batch_size": 64},
+    "checkpoint": {"every_steps": 0},
+    "metrics": {"log_every": 10},
+}
+#: Of the pod that owns the volume of all tests here.
+RUN = "--train.run=default --checkpoint.uri=file:///data/work/checkpoints --metrics.dir=/data/work/runs"
+
+
+@pytest.fixture(scope="module")
+def trained(node: Node) -> Run:
+    """A complete run, whose checkpoint the commands read."""
+    run = Run(node, "image", trainer=TINY).start()
+    assert run.result()["state"] == "complete"
+    return run
+
+
+def in_container(run: Run, name: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and log of the image with some arguments, in a pod as the helpers' are."""
+    container = {"name": name, "args": list(arguments), "resources": {}}
+    pod = helper_pod(run.facts(), component=name, containers=[container])
+    pod["spec"]["restartPolicy"] = "Never"
+    metadata = {**pod["metadata"], "name": name, "namespace": run.namespace}
+    run.node.apply([{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}])
+
+    def ended() -> Any:
+        found = run.node.get("pod", name, "--namespace", run.namespace)
+        return found["status"].get("containerStatuses", [{}])[0].get("state", {}).get("terminated")
+
+    code = int(wait_for(f"end of {name}", ended, 120)["exitCode"])
+    said = run.node.kubectl("logs", name, "--namespace", run.namespace).stdout
+    run.node.kubectl("delete", "pod", name, "--namespace", run.namespace)
+    return code, said
+
+
+def test_size_and_layers_of_the_image() -> None:
+    made = node_image.record()
+    told(f"image: {made['size_gib']} GiB packed, built in {made['build_seconds']} s; layers:")
+    for layer in made["layers"]:
+        told(f"  {layer['mib']:8.1f} MiB  {' '.join(layer['step'].split())[:100]}")
+    code = made["layers"][-1]
+    assert code["mib"] < 2, "a changed line of the trainer must not push gigabytes"
+    assert made["size_gib"] < 3.5
+
+
+def test_from_the_start_of_the_container_to_the_first_step(trained: Run) -> None:
+    (first, *_) = trained.events("train")
+    pods = trained.pods()
+    states = [pod["status"]["containerStatuses"][0]["state"]["terminated"] for pod in pods]
+    started = min(moment(state["startedAt"]) for state in states)
+    seconds = first["time"] - started
+    told(f"container to step {first['step']}: {seconds:.1f} s, with the other tests' load")
+    assert seconds < 20
+
+
+def moment(text: str) -> float:
+    """Kubernetes' time, a whole second."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+COMMANDS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "train": ("train --train.steps=3 --train.device=cpu --data.eval-samples=64 --train.run=other", bool),
+    "netcheck": ("launch --nproc 2 netcheck --sizes-mib 1", bool),
+    "evaluate": (f"evaluate {RUN}", bool),
+    "export": (f"export {RUN} --out=/work/model", bool),
+    "help": ("--help", lambda said: "preprocess" in said),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_image_runs_every_command_without_rights_on_a_root_that_nobody_writes_to(trained: Run, name: str) -> None:
+    """`preprocess` runs as the dataset's Job in the test of the chain."""
+    arguments, says = COMMANDS[name]
+    code, said = in_container(trained, name, *arguments.split())
+    assert code == 0, said
+    assert says(said), said
+
+
+def test_the_container_is_no_root_and_its_root_is_read_only(trained: Run) -> None:
+    script = "id -u; touch /app/x || touch /x || echo refused; touch /tmp/x /work/x /data/work/x && echo written"
+    code, said = in_container(trained, "rights", "sh", "-c", script)
+    assert code == 0, said
+    assert said.splitlines()[0] == "10001"
+    assert "refused" in said
+    assert said.splitlines()[-1] == "written"
+
+
+def test_a_mistake_ends_the_container_with_code_2_and_one_line(trained: Run) -> None:
+    code, said = in_container(trained, "mistake", "train", "--train.batch-size=0")
+    assert code == 2
+    assert said.startswith("error: ")
+    assert "train.batch_size" in said or "--train.batch-size" in said
+    assert len(said.splitlines()) == 1, json.dumps(said)

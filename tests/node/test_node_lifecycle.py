@@ -1,0 +1,163 @@
+"""A node comes, runs one job and goes within a minute, and nothing of it stays on the machine, whatever ended it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import node as node_commands
+import node_servers
+import pytest
+from cluster_plane import wait_for
+from node_runs import Run, told
+
+SYSCTLS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+    "net/ipv4/ip_forward",
+)
+#: What a node that is left running would show as.
+SERVERS = (
+    "kubelet",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "etcd",
+    "kube-apiserver",
+    "coredns",
+    "pause",
+    "node_supervisor",
+)
+SMALL = {"train": {"steps": 60, "batch_size": 64}, "checkpoint": {"every_steps": 0}}
+
+
+@pytest.fixture(autouse=True)
+def no_node(programs: None) -> Iterator[None]:
+    """These tests start and stop nodes themselves."""
+    if (node := node_commands.Node()).is_alive and not node.is_orphan:
+        pytest.exit("error: a node is up already; `make node-down` takes it down", returncode=2)
+    yield
+    node_commands.down()
+
+
+def servers() -> set[str]:
+    """Processes of this machine that only a node has, by their number and command."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (words := command_of(folder)):
+            names = {Path(word).name for word in words[:2]} | {Path(word).stem for word in words[:2]}
+            if names & SERVERS and any("node" in word or word == "/pause" for word in words):
+                found.add(f"{folder.name} {' '.join(words)[:80]}")
+    return found
+
+
+def command_of(folder: Path) -> list[str]:
+    try:
+        return (folder / "cmdline").read_text().split("\0")
+    except OSError:  # it ended just now
+        return []
+
+
+def traces() -> dict[str, object]:
+    """All of this machine that a node could change."""
+    links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
+    return {
+        "mounts": sorted(line.split()[4] for line in node_commands.mounts()),
+        "links": sorted(line.split(":")[1].strip() for line in links.splitlines()),
+        "control groups": [str(path) for path in node_servers.cgroups() if path.exists()],
+        "settings of the kernel": {name: Path("/proc/sys", name).read_text() for name in SYSCTLS},
+        "processes": sorted(servers()),
+        "named networks": sorted(map(str, Path("/run/netns").glob("*"))),
+        "folders": [str(path) for path in (node_commands.home(), Path(node_servers.VOLUME)) if path.exists()],
+        "logs of pods": [name for name in ("/var/log/pods", "/var/log/containers") if Path(name).exists()],
+    }
+
+
+def test_a_node_starts_runs_a_job_and_stops_within_a_minute_and_leaves_nothing() -> None:
+    before, began = traces(), time.monotonic()
+    node = node_commands.up(owned=True)
+    ready = time.monotonic()
+    run = Run(node, "minute", trainer=SMALL).start()
+    assert run.result()["state"] == "complete"
+    ended = time.monotonic()
+    assert traces() != before, "what is looked at would not show a node"
+    node_commands.down()
+    stopped = time.monotonic()
+    assert traces() == before
+    told(f"start {ready - began:.1f} s, one job {ended - ready:.1f} s, stop {stopped - ended:.1f} s")
+
+
+def test_a_node_that_was_killed_with_all_its_processes_leaves_nothing_after_node_down() -> None:
+    before = traces()
+    node = node_commands.up(owned=True)
+    run = Run(node, "killed", trainer={"train": {"steps": 100_000}}).start()
+    wait_for("running containers", lambda: any("/pause" in each for each in servers()))
+    first = node.first_process
+    os.kill(node.state["pid"], signal.SIGKILL)
+    wait_for("end of process 1", lambda: node_commands.started_at(first) is None)
+    assert run.volume
+    assert servers() == set(), "the kernel ends every process of the namespace with its first"
+    assert node_commands.down() is True
+    assert traces() == before
+    assert node_commands.down() is False, "a second time there is nothing to do"
+
+
+def test_a_node_starts_again_where_one_was_killed_without_node_down() -> None:
+    before = traces()
+    node = node_commands.up(owned=True)
+    os.kill(node.state["pid"], signal.SIGKILL)
+    again = node_commands.up(owned=True)
+    assert again.kubectl("get", "nodes", "--output=name").stdout == "node/node\n"
+    node_commands.down()
+    assert traces() == before
+
+
+def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_node() -> None:
+    command = [sys.executable, str(Path(node_commands.__file__))]
+    began = subprocess.run([*command, "up"], capture_output=True, text=True, check=False, timeout=120)
+    assert began.returncode == 0, began.stderr
+    kubeconfig = began.stdout.strip()
+    kubectl = [str(node_commands.cluster_build.program("kubectl")), f"--kubeconfig={kubeconfig}"]
+    shown = subprocess.run([*kubectl, "get", "nodes"], capture_output=True, text=True, check=False, timeout=60)
+    assert "Ready" in shown.stdout, shown.stderr
+    second = subprocess.run([*command, "up"], capture_output=True, text=True, check=False, timeout=120)
+    assert second.returncode == 2
+    assert "a node is up already" in second.stderr
+    assert "Traceback" not in second.stderr
+    ended = subprocess.run([*command, "down"], capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert not Path(kubeconfig).exists()
+
+
+def test_interrupting_a_start_leaves_nothing() -> None:
+    before = traces()
+    command = [sys.executable, str(Path(node_commands.__file__)), "up"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for("beginning node", (node_commands.home() / "logs" / "etcd.log").exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert traces() == before
+
+
+def test_without_root_the_reason_is_one_line() -> None:
+    # Imported first: a checkout and its Python may lie where other users may not read.
+    code = "import os, sys, node; os.setuid(65534); sys.exit(node.main(['up']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(node_commands.__file__).parent)},
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "error: a node needs root, this is user 65534\n"
