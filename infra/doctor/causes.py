@@ -6,8 +6,8 @@ from infra.doctor.model import Cause
 
 SLOW = Cause(
     "slow",
-    "a check ends with `no answer in ... s`",
-    "a proxy or a firewall swallows the question, or the service is down",
+    "a check ends with `no answer in ... s`, or with status 429 or 5xx",
+    "a proxy or a firewall swallows the question, or the service is down or has too much to do",
     "try again with --timeout 120; behind a proxy set HTTPS_PROXY",
 )
 BROKEN = Cause(

@@ -198,6 +198,7 @@ def test_ranges_that_meet_another_vnet_are_told_with_a_free_one(arm: Recorded, c
         (401, "ExpiredAuthenticationToken", "azure-credentials", "problem"),
         (403, "AuthorizationFailed", "azure-denied", "unknown"),
         (404, "SubscriptionNotFound", "azure-subscription", "problem"),
+        (501, "ServerBusy", "slow", "unknown"),
     ],
 )
 def test_a_refusal_is_a_row_with_its_cause(

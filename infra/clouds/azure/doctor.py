@@ -32,7 +32,7 @@ from infra.clouds.azure.causes import (
 )
 from infra.clouds.azure.credentials import LOGIN
 from infra.clouds.azure.settings import Settings
-from infra.doctor.causes import NO_CLIENT
+from infra.doctor.causes import NO_CLIENT, SLOW
 from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-azure-native",)
@@ -352,6 +352,8 @@ def _explained(error: Exception, subscription: str) -> Exception:
     if isinstance(error, exceptions.ClientAuthenticationError):
         return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
+        if error.status_code == 429 or (error.status_code or 0) >= 500:  # HTTP: too many requests, its own fault
+            return CannotAskError(SLOW, told)
         if error.status_code == 401:  # HTTP: unauthorised
             return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
         if error.status_code == 403:  # HTTP: forbidden

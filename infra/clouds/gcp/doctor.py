@@ -25,7 +25,7 @@ from infra.clouds.gcp.causes import (
 )
 from infra.clouds.gcp.credentials import LOGIN
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
-from infra.doctor.causes import NO_CLIENT
+from infra.doctor.causes import NO_CLIENT, SLOW
 from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-gcp",)
@@ -317,6 +317,8 @@ def _explained(error: Exception, settings: Settings) -> Exception:
     if isinstance(error, ModuleNotFoundError):
         return CannotAskError(NO_CLIENT, f"the Python package {error.name} is missing")
     if isinstance(error, ApiError):
+        if error.code == 429 or error.code >= 500:  # HTTP: too many requests, its own fault
+            return CannotAskError(SLOW, f"{error.code} {error}")
         if {"SERVICE_DISABLED", "accessNotConfigured"} & set(error.reasons):
             match = re.search(r"(\w+\.googleapis\.com)", str(error))
             name = match[1] if match else "compute.googleapis.com"
