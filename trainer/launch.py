@@ -175,7 +175,7 @@ def _mind_exit_codes() -> None:
                 raise
 
         def _exit_barrier(self) -> None:
-            super()._exit_barrier()
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
             if _OPERATOR_DECIDES in os.environ and self._worker_group.group_rank != 0:
                 time.sleep(_RANK_0_ENDS_BEFORE_SECONDS)
 
