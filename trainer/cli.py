@@ -73,7 +73,8 @@ def config_command(arguments: Sequence[str]) -> int:
 
 def launch_command(arguments: Sequence[str]) -> int:
     """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
-    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] COMMAND ..."""
+    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] [--service
+    auto|vertex|azureml: as the training service's environment says] [--data-at FOLDER=WHERE] COMMAND ..."""
     from trainer.launch import launch
 
     return launch(list(arguments))
@@ -95,8 +96,8 @@ def predict_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, or what saves cost: bench [--checkpoints] [--blocks N] [--steps N]
-    [OPTION ...]"""
+    """Our step beside the stock TorchRec step, its profile or quality, sources, saves: bench [--profile | --quality |
+    --data | --preprocess | --checkpoints] [OPTION ...]"""
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
@@ -164,6 +165,7 @@ _AFTER_AN_INTERRUPT = {
     "preprocess": "goes on with what is not finished",
     "fetch": "goes on with the files that are missing",
     "netcheck": "measures anew",
+    "bench": "measures anew",
 }
 
 
