@@ -79,7 +79,9 @@ def build() -> None:
     with cluster_build.alone():
         if is_built():
             return
-        shutil.rmtree(store(), ignore_errors=True)  # of older sources: 9 GiB that the build has use for
+        # A store of older sources: 9 GiB that the build has use for. Its record first, as it must not outlive a part.
+        (store() / "image.json").unlink(missing_ok=True)
+        shutil.rmtree(store(), ignore_errors=True)
         check_disk()
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="build-", dir=node_build.cache()) as folder:
