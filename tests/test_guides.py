@@ -114,7 +114,7 @@ def of_python(rest: list[str]) -> str | None:
     if module == "workloads.launchers.torchx":
         return None if rest[:1] and rest[0] in ("run", "status") else "TorchX has run and status"
     if module == "infra.monitoring":
-        return None if rest[:1] in (["dashboard"], ["alerts"]) else "it prints dashboard or alerts"
+        return None if rest in ([], ["dashboard"], ["alerts"]) else "it prints dashboard or alerts"
     if module not in ("infra", "workloads"):
         return f"no module {module}"
     entry = importlib.import_module(f"{module}.__main__")

@@ -6,8 +6,8 @@ from infra.doctor.model import Cause
 
 SLOW = Cause(
     "slow",
-    "a check ends with `no answer in ... s`",
-    "a proxy or a firewall swallows the question, or the service is down",
+    "a check ends with `no answer in ... s`, or with status 429 or 5xx",
+    "a proxy or a firewall swallows the question, or the service is down or has too much to do",
     "try again with --timeout 120; behind a proxy set HTTPS_PROXY",
 )
 BROKEN = Cause(
@@ -21,12 +21,14 @@ NO_ENGINE = Cause(
     "`no pulumi on PATH`, or a version that is refused",
     "the engine is not installed, or too old to stream what it does",
     "{install}",
+    guide="https://www.pulumi.com/docs/install, the version that requirements-infra.txt pins or newer",
 )
 NO_LANGUAGE = Cause(
     "pulumi-python",
     "`failed to load language plugin python`",
     "the engine starts Python through pulumi-language-python, which must be on PATH beside it",
     "{install}",
+    guide="https://www.pulumi.com/docs/install: the whole archive, not the command alone",
 )
 PYTHON = Cause(
     "python",
@@ -45,18 +47,21 @@ STATE = Cause(
     "`pulumi` asks for a login or a passphrase, or the stack is locked",
     "where states are kept cannot be read with what this shell knows",
     "{mend}",
+    guide="pulumi login; export PULUMI_CONFIG_PASSPHRASE=...; where a lock is left: pulumi cancel --stack <stack>",
 )
 SETTING = Cause(
     "settings",
     "`... settings to mend`",
     "a key of Pulumi.<stack>.yaml has a value that is not legal",
     "{mend}",
+    guide="the command under each of them: pulumi config set --path <key> <value>",
 )
 BUDGET = Cause(
     "budget",
     "preview ends with `the stack costs ... USD per hour at gpu.nodes.max`",
     "the pool at its maximum costs more than budget.max_usd_per_hour",
     "{mend}, or fewer nodes: pulumi config set --path gpu.nodes.max N",
+    guide="pulumi config set --path budget.max_usd_per_hour <usd>, or --path gpu.nodes.max with fewer nodes",
 )
 NO_BUILDER = Cause(
     "image-builder",
@@ -87,6 +92,7 @@ API_LOGIN = Cause(
     "`You must be logged in to the server`",
     "the kubeconfig's command got no token, or its account has no role in the cluster",
     "{login}",
+    guide="log in to the cloud again; be among the cluster's administrators, or ask one",
 )
 API_FORBIDDEN = Cause(
     "api-forbidden",

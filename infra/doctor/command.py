@@ -25,6 +25,8 @@ from infra.doctor.model import CannotAskError, Check, CloudDoctor, Context, Find
 from infra.problems import Problem, SettingsError
 
 FINE, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
+#: A file has no width, and few lines of it should be folded.
+_WIDE = 220
 _BUDGET_KEY = "budget.max_usd_per_hour"
 _COLOURS: Mapping[Status, str] = {"ok": "green", "problem": "bold red", "unknown": "yellow", "skipped": "dim"}
 _WORDS: Mapping[Status, str] = {"ok": "ok", "problem": "PROBLEM", "unknown": "not known", "skipped": "-"}
@@ -77,7 +79,9 @@ def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None 
     told = dataclasses.asdict(outputs[0]) if outputs[0] else None
     context = Context(seen.stack.settings, read.values, job_section, told)
     second = [Check("budget", lambda: budget(seen)), *_checks(context, doctor)]
-    if told and told["kubeconfig"]:  # a training service has none
+    if told and not told["kubeconfig"]:
+        second.append(Check("job", lambda: skipped("it runs on a service of the cloud: see the stack's next_steps")))
+    elif told:
         devices = doctor.devices(context.settings) if doctor else {}
         second += cluster.checks(context, devices, str(told["kubeconfig"]), cloud.login)
         second += job.checks(name, needs=cluster.SERVER)
@@ -161,8 +165,7 @@ def _state(name: str, folder: Path, outputs: list[StackOutputs | None]) -> Findi
 
 def show(stack: str, found: Sequence[Finding], code: int) -> None:
     """The table, and one line that sums it up."""
-    wide = None if sys.stdout.isatty() else 220
-    console = Console(file=sys.stdout, width=wide, highlight=False)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     table = Table(box=None, pad_edge=False)
     for column in ("CHECK", "", "RESULT", "WHAT TO DO"):
         table.add_column(column, overflow="fold", no_wrap=column in ("CHECK", ""))
@@ -171,7 +174,9 @@ def show(stack: str, found: Sequence[Finding], code: int) -> None:
         name, before = ("" if item.check == before else item.check), item.check
         state = Text(_WORDS[item.status], style=_COLOURS[item.status])
         table.add_row(Text(name), state, Text(item.result), Text(item.cure))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     counts = Counter(item.status for item in found)
     words = {"problem": "to mend", "unknown": "could not be looked at", "ok": "fine", "skipped": "left out"}
     parts = [f"{counts[status]} {text}" for status, text in words.items() if counts[status]]  # type: ignore[index]

@@ -18,13 +18,15 @@ Status = Literal["ok", "problem", "unknown", "skipped"]
 class Cause:
     """One thing that goes wrong: what a person sees when nobody looked first, why, and the cure.
 
-    `{name}` in a cure is filled in by the check that found it, and shows as `<name>` in a guide.
+    `{name}` in a cure is filled in by the check that found it, and shows as `<name>` in a guide; where all of a cure
+    comes from the case, `guide` is what a guide says instead.
     """
 
     key: str
     sign: str
     why: str
     cure: str
+    guide: str = ""
 
     def cured(self, values: Mapping[str, object]) -> str:
         """The cure of one case."""
@@ -33,6 +35,8 @@ class Cause:
     @property
     def general(self) -> str:
         """The cure for anyone, its blanks left open."""
+        if self.guide:
+            return self.guide
         names = {name for _, name, _, _ in string.Formatter().parse(self.cure) if name}
         return self.cure.format_map({name: f"<{name}>" for name in names})
 

@@ -54,7 +54,9 @@ def plugins(packages: Sequence[str]) -> Finding:
     """Which provider plug-ins are there; the engine downloads what is missing, at the SDK's own version."""
     said = _output(["pulumi", "plugin", "ls"])
     there = set(re.findall(r"^(\S+)\s+resource\s+v?(\S+)", said, re.MULTILINE))
-    found, ambient, missing = [], [], []
+    found: list[str] = []
+    ambient: list[str] = []
+    missing: list[str] = []
     for package in packages:
         name = package.removeprefix("pulumi-")
         try:

@@ -247,3 +247,10 @@ def test_the_registry_of_the_account_is_logged_into_and_no_other(context: Contex
 def test_a_pool_with_efa_must_advertise_its_cards(context: Contexts) -> None:
     assert doctor.devices(context("aws").settings) == {"vpc.amazonaws.com/efa": 4}
     assert doctor.devices(context("aws", {"gpu.instance_type": "g5.xlarge"}).settings) == {}
+
+
+@pytest.mark.usefixtures("account")
+def test_a_service_that_fails_is_no_fault_of_the_doctor(context: Contexts, recorded: Recorded) -> None:
+    recorded.answers["/"] = (500, {"__type": "ServiceException", "Message": "Something went wrong"})
+    finding = one(asked(doctor.checks(context("aws")), "quota"), "quota")
+    assert (finding.status, finding.cause) == ("unknown", "slow")

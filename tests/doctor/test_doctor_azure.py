@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +198,7 @@ def test_ranges_that_meet_another_vnet_are_told_with_a_free_one(arm: Recorded, c
         (401, "ExpiredAuthenticationToken", "azure-credentials", "problem"),
         (403, "AuthorizationFailed", "azure-denied", "unknown"),
         (404, "SubscriptionNotFound", "azure-subscription", "problem"),
+        (501, "ServerBusy", "slow", "unknown"),
     ],
 )
 def test_a_refusal_is_a_row_with_its_cause(
@@ -232,6 +234,23 @@ def test_the_subscription_is_the_one_that_the_provider_would_use(
 
 def test_a_pool_with_infiniband_must_advertise_its_functions(context: Contexts) -> None:
     assert doctor.devices(context("azure").settings) == {"rdma/ib": 8}
+
+
+@pytest.mark.usefixtures("arm")
+def test_a_registry_of_the_cloud_takes_the_login_in_exchange_for_a_token(
+    recorded: Recorded, context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchange(_: Any, body: bytes) -> tuple[int, object]:
+        assert b"grant_type=access_token" in body
+        assert b"access_token=a-token" in body
+        return 200, {"refresh_token": "of-the-registry"}
+
+    recorded.answers["/oauth2/exchange"] = exchange
+    assert doctor.login(context("azure"), "ghcr.io") is None, "another registry never sees the token"
+    host = recorded.url.removeprefix("http://")
+    monkeypatch.setattr(doctor, "_REGISTRY", re.compile(re.escape(host)))
+    user = "00000000-0000-0000-0000-000000000000"
+    assert doctor.login(context("azure"), host, "http") == (user, "of-the-registry")
 
 
 def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm: Recorded, context: Contexts) -> None:

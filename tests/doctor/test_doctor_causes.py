@@ -49,6 +49,7 @@ def test_a_cause_says_what_is_seen_why_and_what_to_do(cause: Cause) -> None:
     assert cause.cure
     for text in (cause.sign, cause.why):
         assert not any(name for _, name, _, _ in string.Formatter().parse(text)), "only a cure has blanks"
+    assert not {"<mend>", "<login>", "<install>"} & set(re.findall(r"<\w+>", cause.general)), "a guide must say what"
     assert "<" not in cause.sign, "a blank inside code would not show in a guide"
 
 

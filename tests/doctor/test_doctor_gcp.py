@@ -204,3 +204,9 @@ def test_a_training_service_needs_no_plug_in_and_has_quotas_of_its_own(context: 
     (quota,) = [check for check in checks if check.name == "quota"]
     found = asked([check for check in checks if check.name in ("credentials", "quota")])
     assert "quotas of its own" in one(found, quota.name).result
+
+
+def test_a_service_that_fails_is_no_fault_of_the_doctor(google: Recorded, context: Contexts) -> None:
+    google.put(TYPE, refusal(503, "backend error"), 503)
+    (finding,) = findings(context("gcp"), "machine type")
+    assert (finding.status, finding.cause, finding.result) == ("unknown", "slow", "503 backend error")

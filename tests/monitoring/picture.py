@@ -76,22 +76,19 @@ class Scrapes:
 
 
 def run(scrapes: Scrapes, folder: Path) -> None:
-    """Train, kill, resume, to the end."""
+    """Train to the end; one process is killed on the way, and torchrun restarts all of them."""
     options = _OPTIONS | {"checkpoint.uri": str(folder)}
-    words = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "train"]
+    words = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--max-restarts", "1", "train"]
     words += [word for key, value in options.items() for word in (f"--{key}", value)]
-    killed = False
-    while True:
-        process = subprocess.Popen(words, cwd=ROOT, process_group=0)
-        while process.poll() is None:
-            time.sleep(_EVERY_SECONDS)
-            scrapes.ask()
-            if not killed and (scrapes.latest("trainer_step") or 0) >= _KILL_AT_STEP:
-                killed = True
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode == 0:
-            return
-        assert killed, f"the run ended with {process.returncode}"
+    process, killed = subprocess.Popen(words, cwd=ROOT), False
+    while process.poll() is None:
+        time.sleep(_EVERY_SECONDS)
+        scrapes.ask()
+        if not killed and (scrapes.latest("trainer_step") or 0) >= _KILL_AT_STEP:
+            killed = True
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[-1]), signal.SIGKILL)
+    assert process.returncode == 0, f"the run ended with {process.returncode}"
 
 
 def evaluated(tree: Any, scrape: tuple[float, Mapping[tuple[str, Labels], float]], history: Scrapes) -> Vector | float:
@@ -138,16 +135,15 @@ def draw(axes: Any, panel: Panel, scrapes: Scrapes) -> None:
         if "trainer_" not in query:  # kube-state-metrics: there is no cluster here
             continue
         lines: dict[Labels, list[tuple[float, float]]] = {}
-        before = start
         for scrape in scrapes.seen:
             found = evaluated(parsed(query), scrape, scrapes)
             assert isinstance(found, dict)
             for labels, value in found.items():
                 points = lines.setdefault(labels, [])
-                if points and scrape[0] - before > 4 * _EVERY_SECONDS:
-                    points.append((before - start, float("nan")))
-                points.append((scrape[0] - start, value))
-            before = scrape[0]
+                at = scrape[0] - start
+                if points and at - points[-1][0] > 4 * _EVERY_SECONDS:
+                    points.append((at, float("nan")))
+                points.append((at, value))
         for labels, points in lines.items():
             name = re.sub(r"\{\{(\w+)\}\}", lambda match, found=labels: dict(found).get(match[1], ""), legend)
             axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)

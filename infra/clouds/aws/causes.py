@@ -9,6 +9,7 @@ CREDENTIALS = Cause(
     "`No valid credential sources found`, `ExpiredToken`",
     "this shell has no AWS credentials, or they have expired",
     "{login}; for a profile of another name: export AWS_PROFILE=<profile>",
+    guide="aws sso login; for a profile of another name: export AWS_PROFILE=<profile>",
 )
 DENIED = Cause(
     "aws-denied",
@@ -27,6 +28,7 @@ ACCOUNT = Cause(
     "`stack ... was created in ..., and the credentials in use reach ...`",
     "another profile is active than when the stack was made",
     "switch back to account {account}: export AWS_PROFILE=<profile>, or {login}",
+    guide="switch back to that account: export AWS_PROFILE=<profile>, or aws sso login",
 )
 ZONE = Cause(
     "aws-zone",
@@ -39,6 +41,7 @@ OFFER = Cause(
     "the node group ends in CREATE_FAILED with `Your requested instance type is not supported in your requested AZ`",
     "EC2 does not offer the instance type in that zone, or nowhere in the region",
     "{mend}",
+    guide="pulumi config set --path gpu.zone <zone>, or another region; python -m infra doctor names the zones that do",
 )
 QUOTA = Cause(
     "aws-quota",
@@ -65,6 +68,7 @@ RESERVATION = Cause(
     "`InsufficientInstanceCapacity`, or `InvalidCapacityReservationId`, with gpu.reservation_id set",
     "the reservation is over, not begun, full, of another type or in another zone",
     "{mend}",
+    guide="aws ec2 describe-capacity-reservations, then gpu.zone, gpu.instance_type and gpu.nodes.desired as it says",
 )
 BUCKET = Cause(
     "aws-bucket",

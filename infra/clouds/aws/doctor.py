@@ -28,7 +28,7 @@ from infra.clouds.aws.causes import (
 )
 from infra.clouds.aws.credentials import LOGIN
 from infra.clouds.aws.settings import Settings
-from infra.doctor.causes import NO_CLIENT
+from infra.doctor.causes import NO_CLIENT, SLOW
 from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-aws", "pulumi-eks")
@@ -314,6 +314,8 @@ def _explained(error: Exception, settings: Settings) -> Exception:
     told = " ".join(str(error).split())[:300]
     if isinstance(error, exceptions.ClientError):
         code = str(error.response["Error"]["Code"])
+        if int(error.response["ResponseMetadata"]["HTTPStatusCode"]) >= 500:  # HTTP: the service's own fault
+            return CannotAskError(SLOW, told)
         if any(text in code for text in _DENIED) and code != "AuthFailure":
             return CannotAskError(DENIED, told)
         return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN) if _refused(code) else error

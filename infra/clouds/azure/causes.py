@@ -9,6 +9,7 @@ CREDENTIALS = Cause(
     "`Please run 'az login'`, `AADSTS...`",
     "nobody is logged in here, or the login has expired",
     "{login}",
+    guide="az login",
 )
 SUBSCRIPTION = Cause(
     "azure-subscription",
@@ -51,6 +52,7 @@ OFFER = Cause(
     "`SkuNotAvailable`",
     "the location, or the zone, does not offer this size to the subscription",
     "{mend}",
+    guide="pulumi config set --path gpu.zone <zone>, or another location: az vm list-skus --size <size> --all",
 )
 QUOTA = Cause(
     "azure-quota",
@@ -70,6 +72,7 @@ RESERVATION = Cause(
     "`CapacityReservationGroup...` errors at the node pool",
     "the group is gone, or holds too few machines of this size in this location",
     "{mend}",
+    guide="az capacity reservation group list, then gpu.reservation_id and gpu.nodes.desired as it says",
 )
 OVERLAP = Cause(
     "azure-overlap",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from infra import catalog
@@ -31,7 +32,7 @@ from infra.clouds.azure.causes import (
 )
 from infra.clouds.azure.credentials import LOGIN
 from infra.clouds.azure.settings import Settings
-from infra.doctor.causes import NO_CLIENT
+from infra.doctor.causes import NO_CLIENT, SLOW
 from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-azure-native",)
@@ -129,7 +130,7 @@ def devices(settings: Settings) -> Mapping[str, int]:
     return {"rdma/ib": settings.instance.num_network_cards} if settings.infiniband else {}
 
 
-def login(_: Context, host: str) -> tuple[str, str] | None:
+def login(_: Context, host: str, scheme: str = "https") -> tuple[str, str] | None:
     """A registry takes the login's own token in exchange for one of its own."""
     if not _REGISTRY.match(host):
         return None
@@ -139,8 +140,9 @@ def login(_: Context, host: str) -> tuple[str, str] | None:
         from azure.identity import DefaultAzureCredential
 
         token = DefaultAzureCredential(exclude_interactive_browser_credential=True).get_token(_SCOPE).token
-        form = {"grant_type": "access_token", "service": host, "access_token": token}
-        answer = urllib3.request("POST", f"https://{host}/oauth2/exchange", fields=form, encode_multipart=False)
+        form = urlencode({"grant_type": "access_token", "service": host, "access_token": token})
+        kind = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = urllib3.request("POST", f"{scheme}://{host}/oauth2/exchange", body=form, headers=kind)
         return _TOKEN_USER, str(json.loads(answer.data).get("refresh_token", ""))
 
     try:
@@ -350,6 +352,8 @@ def _explained(error: Exception, subscription: str) -> Exception:
     if isinstance(error, exceptions.ClientAuthenticationError):
         return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
+        if error.status_code == 429 or (error.status_code or 0) >= 500:  # HTTP: too many requests, its own fault
+            return CannotAskError(SLOW, told)
         if error.status_code == 401:  # HTTP: unauthorised
             return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
         if error.status_code == 403:  # HTTP: forbidden

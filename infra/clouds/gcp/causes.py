@@ -9,6 +9,7 @@ CREDENTIALS = Cause(
     "`could not find default credentials`, `invalid_grant`",
     "nobody is logged in for programs (which is another login than gcloud's own), or the login has expired",
     "{login}",
+    guide="gcloud auth application-default login",
 )
 PROJECT = Cause(
     "gcp-project",
@@ -45,6 +46,7 @@ OFFER = Cause(
     "`Machine type ... does not exist in zone ...`",
     "the zone does not have this machine type",
     "{mend}",
+    guide="pulumi config set gcp:zone <zone>; python -m infra doctor names the zones that have it",
 )
 QUOTA = Cause(
     "gcp-quota",
@@ -64,6 +66,7 @@ RESERVATION = Cause(
     "`Reservation ... does not exist`, or nodes that never come",
     "the reservation is gone, not ready, full, or of another machine type",
     "{mend}",
+    guide="gcloud compute reservations list, then gpu.reservation_id and gpu.nodes.desired as it says",
 )
 BUCKET = Cause(
     "gcp-bucket",

@@ -25,7 +25,7 @@ from infra.clouds.gcp.causes import (
 )
 from infra.clouds.gcp.credentials import LOGIN
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
-from infra.doctor.causes import NO_CLIENT
+from infra.doctor.causes import NO_CLIENT, SLOW
 from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-gcp",)
@@ -63,7 +63,8 @@ class Rest:
         from google.auth.transport.requests import AuthorizedSession
 
         self.credentials, _ = google.auth.default(scopes=_SCOPES)
-        self._session: Any = AuthorizedSession(self.credentials)
+        session: Any = AuthorizedSession  # without types
+        self._session = session(self.credentials)
 
     def get(self, service: str, path: str, **query: str) -> Mapping[str, Any]:
         """One answer; ApiError where it is an error."""
@@ -121,7 +122,7 @@ def login(context: Context, host: str) -> tuple[str, str] | None:
     def token() -> tuple[str, str]:
         from google.auth.transport.requests import Request
 
-        credentials = Rest().credentials
+        credentials: Any = Rest().credentials
         credentials.refresh(Request())
         return "oauth2accesstoken", str(credentials.token)
 
@@ -316,6 +317,8 @@ def _explained(error: Exception, settings: Settings) -> Exception:
     if isinstance(error, ModuleNotFoundError):
         return CannotAskError(NO_CLIENT, f"the Python package {error.name} is missing")
     if isinstance(error, ApiError):
+        if error.code == 429 or error.code >= 500:  # HTTP: too many requests, its own fault
+            return CannotAskError(SLOW, f"{error.code} {error}")
         if {"SERVICE_DISABLED", "accessNotConfigured"} & set(error.reasons):
             match = re.search(r"(\w+\.googleapis\.com)", str(error))
             name = match[1] if match else "compute.googleapis.com"

@@ -19,6 +19,7 @@ NODES = Cause(
     "pods wait with `Insufficient nvidia.com/gpu`, or for labels that no node has",
     "fewer nodes than gpu.nodes.desired have the labels, or so many GPUs",
     "{mend}",
+    guide="kubectl label node <node> nvidia.com/gpu.present=true, or pulumi config set --path gpu.nodes.desired N",
 )
 CLASS = Cause(
     "local-storage-class",
