@@ -21,8 +21,10 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from trainer.bounds import GIB, Rates, Shard, Work, embedding_bytes, flops_per_sample
 from trainer.config import TrainConfig
 from trainer.data import SourceContext, open_source
+from trainer.exchange import SharedAllToAll, sharing_group
 from trainer.model import build_model
 from trainer.optim import dense_factory
+from trainer.rowwise import use_coalesced_update
 from trainer.runtime import Runtime
 
 _SECONDS, _WARM, _LEAST, _MOST = 1.0, 2, 5, 200
@@ -99,6 +101,8 @@ def _embedding_rate(config: TrainConfig, runtime: Runtime, shards: Sequence[Shar
         [(t.rows, t.columns, EmbeddingLocation.HOST, ComputeDevice.CPU) for t in tables],
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD if rowwise else EmbOptimType.EXACT_SGD,
     )
+    if rowwise:
+        use_coalesced_update([kernel], config.optim.sparse, runtime.device)
     draw = torch.Generator().manual_seed(runtime.rank)
     ids = torch.cat([torch.randint(0, t.rows, (samples * pooling,), generator=draw) for t in tables])
     offsets = torch.arange(0, ids.numel() + 1, pooling)
@@ -126,10 +130,11 @@ def _some(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def _exchange_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
-    """Bytes/s that one process sends to the others by all-to-all, with messages as large as a step's.
+    """Bytes/s that one process sends to the others, with messages as large as a step's, the way that a step sends them.
 
-    With what goes with it each way in TorchRec: new memory for what arrives, and putting the pieces of all processes
-    side by side, sample by sample.
+    With what goes with it each way: memory for what arrives, and putting the pieces of all processes side by side,
+    sample by sample. Through shared memory forth and back are measured together, because they differ: only the way
+    back divides by the number of processes.
     """
     world = runtime.world_size
     if world == 1 or not work.all_to_all_bytes:
@@ -137,14 +142,24 @@ def _exchange_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
     local = config.train.batch_size // world
     # Half of a step's traffic goes forward, half backward.
     columns = max(1, int(work.all_to_all_bytes / 2 / (world - 1) / local / 4))
-    source = torch.rand(world * local * columns)
+    group, _ = sharing_group(config, runtime)
+    if group is None:
+        source = torch.rand(world * local * columns)
 
-    def exchange() -> Tensor:
-        arrived = torch.empty_like(source)
-        dist.all_to_all_single(arrived, source)
-        return torch.cat([piece.view(local, columns) for piece in arrived.chunk(world)], dim=1)
+        def exchange() -> Tensor:
+            arrived = torch.empty_like(source)
+            dist.all_to_all_single(arrived, source)
+            return torch.cat([piece.view(local, columns) for piece in arrived.chunk(world)], dim=1)
 
-    return source.numel() * 4 * (world - 1) / world / _seconds(exchange)
+        return source.numel() * 4 * (world - 1) / world / _seconds(exchange)
+    shared = SharedAllToAll(group, [columns] * world, ())
+    sums, gradient = torch.rand(world * local, columns, requires_grad=True), torch.rand(local, world * columns)
+
+    def there_and_back() -> None:
+        shared(sums).wait().backward(gradient)
+        sums.grad = None
+
+    return 2 * sums.numel() * 4 * (world - 1) / world / _seconds(there_and_back)
 
 
 def _reduce_rate(runtime: Runtime, work: Work) -> float:

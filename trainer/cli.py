@@ -96,8 +96,8 @@ def predict_command(arguments: Sequence[str]) -> int:
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, or what saves cost: bench [--checkpoints] [--blocks N] [--steps N]
-    [OPTION ...]"""
+    """Our step beside the stock TorchRec step, its profile or quality, sources, saves: bench [--profile | --quality |
+    --data | --preprocess | --checkpoints] [OPTION ...]"""
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
@@ -165,6 +165,7 @@ _AFTER_AN_INTERRUPT = {
     "preprocess": "goes on with what is not finished",
     "fetch": "goes on with the files that are missing",
     "netcheck": "measures anew",
+    "bench": "measures anew",
 }
 
 

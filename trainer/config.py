@@ -206,6 +206,11 @@ class ShardingConfig(Section):
     )
     forward_precision: CommPrecision = Field("fp32", description="pooled embeddings on the wire")
     backward_precision: CommPrecision = Field("fp32", description="their gradients on the wire")
+    exchange: Literal["auto", "collective", "shared_memory"] = Field(
+        "auto",
+        description="how pooled embeddings travel: gloo's or NCCL's all-to-all, or memory that CPU processes of one "
+        "machine share; auto: that where it can be had",
+    )
 
 
 # --- optimisation ----------------------------------------------------------------------------------------------------
@@ -221,6 +226,11 @@ class SparseOptimConfig(Section):
     eps: float = Field(1e-8, gt=0, description="adagrad, rowwise_adagrad, adam")
     beta1: float = Field(0.9, ge=0, lt=1, description="adam")
     beta2: float = Field(0.999, ge=0, lt=1, description="adam")
+    update: Literal["auto", "fbgemm", "coalesced"] = Field(
+        "auto",
+        description="who applies it: fbgemm's own kernel, or coalesced: the same numbers quicker, rowwise_adagrad on "
+        "CPU; auto: coalesced where it is there",
+    )
 
 
 class DenseOptimConfig(Section):
@@ -280,6 +290,14 @@ class RunConfig(Section):
         "auto", description="dense arithmetic; auto picks by what the device has and says so"
     )
     compile: bool = Field(False, description="torch.compile of the dense parts")
+    fused_interaction: bool = Field(
+        True, description="dot interaction as one function; false: the plain products and autograd"
+    )
+    malloc: Literal["auto", "system", "keep"] = Field(
+        "auto",
+        description="keep: memory that a step frees serves the next one instead of going back to the system; auto: "
+        "keep on CPU with glibc",
+    )
     pipeline: Literal["sparse_dist", "base", "none"] = Field(
         "sparse_dist", description="overlap of input distribution, forward and backward"
     )

@@ -41,6 +41,10 @@ def command_help(name: str, summary: str) -> str:
 
         own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
         lines += ["", own, "", "Without --gpus-per-node the machine's CPUs are measured, for a few seconds."]
+    if name == "bench":
+        from trainer.bench.options import parser
+
+        lines += ["", parser().format_help().partition("\noptions:\n")[2].rstrip()]
     if name in _WITH_OPTIONS:
         lines += ["", "  --config FILE", "        options from a .json, .toml, .yaml or .yml file"]
         section = None

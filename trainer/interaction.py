@@ -50,48 +50,58 @@ class DotInteraction(FeatureOrder):
 
     def forward(self, dense_BD: Tensor, pooled: KeyedTensor) -> Tensor:
         """(B, D) and a KeyedTensor of F features with D columns each -> (B, D + P)."""
+        chosen, mirrored = self._pair_indices(self.positions(pooled.keys()), dense_BD.device)
+        if self.fused:
+            out: Tensor = _DenseAndPairs.apply(dense_BD, pooled.values(), chosen, mirrored)
+            return out
         batch_size, dim = dense_BD.shape
         sparse_BFD = pooled.values().view(batch_size, len(self.features), dim)
         combined_BKD = torch.cat([dense_BD.unsqueeze(1), sparse_BFD.to(dense_BD.dtype)], dim=1)
-        upper, lower = self._pair_indices(self.positions(pooled.keys()), dense_BD.device)
-        if self.fused:
-            pairs_BP = _PairwiseDots.apply(combined_BKD, upper, lower)
-        else:
-            pairs_BP = torch.bmm(combined_BKD, combined_BKD.mT).flatten(1)[:, upper]
+        pairs_BP = torch.bmm(combined_BKD, combined_BKD.mT).flatten(1)[:, chosen]
         return torch.cat([dense_BD, pairs_BP], dim=1)
 
     def _pair_indices(self, positions: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Flat indices into the K x K products of the canonical pairs i < j, and of their mirror images."""
+        """Where in the K x K products the canonical pairs i < j are (P); for each product its pair (K K), any for the
+        diagonal."""
         if self._pairs is None or self._pairs_of != positions or self._pairs[0].device != device:
             row = torch.tensor((0, *(p + 1 for p in positions)), dtype=torch.int64)
             k = row.numel()
             i, j = torch.triu_indices(k, k, offset=1)
-            self._pairs = ((row[i] * k + row[j]).to(device), (row[j] * k + row[i]).to(device))
+            chosen, pair = row[i] * k + row[j], torch.zeros(k * k, dtype=torch.int64)
+            pair[chosen] = pair[row[j] * k + row[i]] = torch.arange(chosen.numel())
+            self._pairs = (chosen.to(device), pair.to(device))
             self._pairs_of = positions
         return self._pairs
 
 
-class _PairwiseDots(torch.autograd.Function):
-    """Dot products of chosen pairs with one matrix product forward and one backward.
+class _DenseAndPairs(torch.autograd.Function):
+    """The dense vector beside the dot products of chosen pairs, with one matrix product forward and one backward.
 
-    Z = C C^T is symmetric, so with G holding the incoming gradient at both (i, j) and (j, i) and zero elsewhere
-    dL/dC = G C. Autograd of the plain form needs two products and a scatter into K x K with duplicates.
+    Z = C C^T is symmetric, so with G holding the incoming gradient at both (i, j) and (j, i) and zero on the diagonal
+    dL/dC = G C. Autograd of the plain form needs two products, a scatter into K x K with duplicates, and copies where
+    the vectors are put together and taken apart.
     """
 
     @staticmethod
-    def forward(ctx: Any, combined_BKD: Tensor, upper_P: Tensor, lower_P: Tensor) -> Tensor:
-        """(B, K, D) and two index vectors (P) -> (B, P)."""
-        ctx.save_for_backward(combined_BKD, upper_P, lower_P)
-        return torch.bmm(combined_BKD, combined_BKD.mT).flatten(1).index_select(1, upper_P)
+    def forward(ctx: Any, dense_BD: Tensor, sparse_BFD: Tensor, chosen_P: Tensor, pair_KK: Tensor) -> Tensor:
+        """(B, D), F vectors side by side (B, F D), indices (P) and (K K) -> (B, D + P) in the dense vector's type."""
+        batch_size, dim = dense_BD.shape
+        combined_BKD = torch.cat([dense_BD, sparse_BFD.to(dense_BD.dtype)], dim=1).view(batch_size, -1, dim)
+        ctx.save_for_backward(combined_BKD, pair_KK)
+        ctx.sparse_type = sparse_BFD.dtype
+        pairs_BP = torch.bmm(combined_BKD, combined_BKD.mT).flatten(1).index_select(1, chosen_P)
+        return torch.cat([dense_BD, pairs_BP], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """(B, P) -> (B, K, D)."""
-        combined_BKD, upper_P, lower_P = ctx.saved_tensors
-        batch_size, k, _ = combined_BKD.shape
-        symmetric = gradients[0].new_zeros(batch_size, k * k)
-        symmetric.index_copy_(1, upper_P, gradients[0]).index_copy_(1, lower_P, gradients[0])
-        return torch.bmm(symmetric.view(batch_size, k, k), combined_BKD), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """(B, D + P) -> (B, D), (B, F D)."""
+        combined_BKD, pair_KK = ctx.saved_tensors
+        batch_size, k, dim = combined_BKD.shape
+        symmetric_BKK = gradients[0][:, dim:].index_select(1, pair_KK).view(batch_size, k, k)
+        symmetric_BKK.diagonal(dim1=1, dim2=2).zero_()
+        # Views, not copies: whoever sends the gradients on reads them in pieces anyway.
+        found_BKD = torch.bmm(symmetric_BKK, combined_BKD).flatten(1)
+        return found_BKD[:, :dim] + gradients[0][:, :dim], found_BKD[:, dim:].to(ctx.sparse_type), None, None
 
 
 class CrossInteraction(FeatureOrder):

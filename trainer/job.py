@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -12,12 +12,14 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
+from trainer.exchange import use_shared_memory
 from trainer.model import TrainTask, build_model
 from trainer.optim import Optimizers, fused_params
 from trainer.parallel import SettledWrapper
 from trainer.planner import make_plan, make_sharder
+from trainer.rowwise import use_coalesced_update
 from trainer.runtime import Runtime
-from trainer.tables import initialize_tables, replicated_parameters
+from trainer.tables import fused_kernels, initialize_tables, pooled_dists, replicated_parameters
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Job:
     plan: ShardingPlan
     dmp: DistributedModelParallel
     optimizers: Optimizers
+    fast: dict[str, str] = field(default_factory=dict)  # what `auto` has come to
 
 
 def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> Job:
@@ -53,4 +56,8 @@ def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = No
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
-    return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim))
+    fast = {
+        "update": use_coalesced_update(fused_kernels(dmp), config.optim.sparse, runtime.device),
+        "exchange": use_shared_memory(pooled_dists(dmp), config, runtime),
+    }
+    return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim), fast)

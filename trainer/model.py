@@ -27,7 +27,7 @@ def mlp(sizes: tuple[int, ...], last_is_linear: bool) -> nn.Sequential:
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(fan_in, fan_out))
         if not (last_is_linear and i == len(sizes) - 2):
-            layers.append(nn.ReLU())
+            layers.append(nn.ReLU(inplace=True))  # the layer before does not need what it overwrites
     return nn.Sequential(*layers)
 
 
@@ -49,11 +49,13 @@ class DenseTower(nn.Module):
 class TopTower(nn.Module):
     """Interaction and top MLP: (B, D) and F pooled embeddings -> logits (B)."""
 
-    def __init__(self, features: tuple[str, ...], config: ModelConfig, precision: Precision) -> None:
+    def __init__(
+        self, features: tuple[str, ...], config: ModelConfig, precision: Precision, fused: bool = True
+    ) -> None:
         super().__init__()
         self.interaction: DotInteraction | CrossInteraction
         if config.interaction == "dot":
-            self.interaction = DotInteraction(features)
+            self.interaction = DotInteraction(features, fused)
         else:
             self.interaction = CrossInteraction(
                 features, config.embedding_dim, config.dcn_num_layers, config.dcn_low_rank_dim
@@ -109,7 +111,7 @@ class Dlrm(nn.Module):
         )
         self.mean_pooling = MeanPooling(features) if config.model.pooling == "mean" else None
         self.dense_tower = DenseTower(len(config.data.dense_features), config.model, precision)
-        self.top_tower = TopTower(features, config.model, precision)
+        self.top_tower = TopTower(features, config.model, precision, config.train.fused_interaction)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
         """Dense features (B, num_dense) and F sparse features -> logits (B)."""

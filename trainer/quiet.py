@@ -16,5 +16,7 @@ def quiet_libraries() -> None:
     logging.getLogger().addFilter(lambda record: not str(record.msg).startswith("Sharding spec not found"))
     # torchmetrics 1.0.3, pinned by TorchRec, imports pkg_resources; TorchRec itself uses deprecated torch APIs.
     warnings.filterwarnings("ignore", module=r"(torchmetrics|torchrec|fbgemm_gpu|torch\.distributed\..*)(\..*)?")
+    # Of TorchRec's call of DistributedDataParallel, which seems to come from our subclass of it.
+    warnings.filterwarnings("ignore", message=r"`broadcast_buffers` is deprecated")
     # fbgemm's kernel for data-parallel tables on CPU; that its gradients are right, our tests see.
     warnings.filterwarnings("ignore", message=r"fbgemm::dense_embedding_codegen_lookup_function: an autograd kernel")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.malloc import apply_malloc
 from trainer.numerics import Precision, apply_precision, choose_precision
 from trainer.preemption import EXIT_RESTART
 
@@ -37,6 +38,7 @@ class Runtime:
     precision_reason: str
     errors: ErrorChannel = field(repr=False)
     store: dist.Store | None = field(repr=False, default=None)  # of this start of the job; none for one process
+    malloc: str = "system"  # what train.malloc has come to
     siblings: tuple[int, ...] = ()  # process ids of the other processes on this machine
 
     @property
@@ -121,6 +123,7 @@ def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     try:
         device = _choose_device(config.device, local_rank, local_world)
         precision, reason = choose_precision(config.precision, device)
+        malloc = apply_malloc(config.malloc, device)
     except UserError as error:
         error.reported = rank != 0  # every process of the job finds the same
         raise
@@ -130,7 +133,8 @@ def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     channel = ErrorChannel(rank, _side_store("errors", rank, world_size, environ))
     store, siblings = _side_store("watchdog", rank, world_size, environ), _siblings(world_size, environ)
     try:
-        yield Runtime(rank, world_size, local_rank, local_world, device, precision, reason, channel, store, siblings)
+        ranks = (rank, world_size, local_rank, local_world)
+        yield Runtime(*ranks, device, precision, reason, channel, store, malloc, siblings)
     except UserError as error:
         channel.report(error)
         error.reported = True

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # type: ignore[import-untyped]
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding.tw_sharding import TwPooledEmbeddingDist
 
 from trainer.optim import SPARSE_STATES, Optimizers
 
@@ -54,6 +58,17 @@ def replicated_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Paramet
     """Weights of the data-parallel tables, which ordinary gradients train."""
     bags = sharded_embeddings(dmp).embedding_bags
     return {t: cast(nn.Parameter, bags[t].weight) for t, kind in sharding_of(dmp).items() if kind == "data_parallel"}
+
+
+def fused_kernels(dmp: DistributedModelParallel) -> list[Any]:
+    """fbgemm's kernels that hold this process's tables, in no module's list of children."""
+    lookups = sharded_embeddings(dmp)._lookups  # there is no public way to them
+    return [m for lookup in lookups for m in lookup.modules() if isinstance(m, SplitTableBatchedEmbeddingBagsCodegen)]
+
+
+def pooled_dists(dmp: DistributedModelParallel) -> list[TwPooledEmbeddingDist]:
+    """What sends the sums of whole tables or of column shards to the processes whose samples they are of."""
+    return [d for d in sharded_embeddings(dmp)._output_dists if isinstance(d, TwPooledEmbeddingDist)]
 
 
 def local_shards(

@@ -122,6 +122,8 @@ def _announce(
         device=str(runtime.device.type),
         precision=runtime.precision,
         because=runtime.precision_reason,
+        malloc=runtime.malloc,
+        **job.fast,
         threads=torch.get_num_threads(),
         batch_size=config.train.batch_size,
         batch_per_process=config.train.batch_size // runtime.world_size,

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import statistics
 import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
-from small_jobs import tiny_tree, trainer
+from small_jobs import ROOT, bounded, environment, tiny_tree, trainer
 
 from trainer.cli import main
 
+SHORT = ["--blocks", "3", "--steps", "2", "--warmup", "1"]
+
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer bench` on two processes."""
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small job."""
     file: Path = tmp_path_factory.mktemp("bench") / "config.json"
     file.write_text(json.dumps(tiny_tree()), encoding="utf-8")
-    done = trainer("bench", "--nproc", "2", "--blocks", "3", "--steps", "2", "--warmup", "1", "--config", str(file))
+    return file
+
+
+@pytest.fixture(scope="module")
+def bench(config_file: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m trainer bench` on two processes."""
+    done = trainer("bench", "--nproc", "2", *SHORT, "--config", str(config_file))
     assert done.returncode == 0, done.stderr
     return done
 
@@ -74,6 +85,99 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
     assert list((tmp_path / "runs").rglob("step_*")) == [], "a bench must not fill a disk"
 
 
+def test_stock_runs_without_what_ours_sets_for_its_process(bench: subprocess.CompletedProcess[str]) -> None:
+    result = json.loads(bench.stdout.splitlines()[-1])
+    assert result["ours_fast"] == {"malloc": "keep", "update": ANY, "exchange": ANY}
+    assert "malloc keep" in bench.stdout.replace("\n", " "), "a person must see what auto has come to"
+
+
+def test_one_process_is_measured_too(config_file: Path) -> None:
+    done = trainer("bench", "--nproc", "1", *SHORT, "--config", str(config_file), "--train.malloc", "system")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["processes"], result["ours_fast"]["malloc"]) == (1, "system")
+
+
+def test_in_a_job_that_somebody_launched_both_sides_are_measured_in_it(config_file: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trainer", "bench"]
+    done = bounded([sys.executable, *launcher, *SHORT, "--config", str(config_file)])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["ratio"] > 0
+
+
+def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file: Path) -> None:
+    done = trainer("bench", *SHORT, "--config", str(config_file), "--train.batch-size", "49")
+    assert done.returncode == 2
+    lines = set(done.stderr.splitlines())
+    assert len(lines) == 1, done.stderr
+    assert "train.batch_size is 49, which 2 processes cannot share equally" in lines.pop()
+
+
+def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
+    command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
+    running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    while len(sides := children.read_text().split()) < 2:
+        assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert error == "interrupted; the same command measures anew\n"
+    assert not [pid for pid in sides if Path(f"/proc/{pid}").exists()], "a side goes on by itself"
+
+
+def test_a_profile_is_a_trace_and_the_ten_heaviest_operators(config_file: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    measured = ["--profile", "--steps", "3", "--warmup", "1", "--trace", str(trace)]
+    done = trainer("bench", "--nproc", "2", *measured, "--config", str(config_file))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "libraries chatter"
+    result = json.loads(done.stdout.splitlines()[-1])
+    rows = result["operators"]
+    assert len(rows) == 10
+    assert [row["ms_per_step"] for row in rows] == sorted((row["ms_per_step"] for row in rows), reverse=True)
+    assert all(0 < row["share"] < 1 and row["calls_per_step"] > 0 for row in rows)
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {row["name"] for row in rows} <= names, "table and trace are of the same steps"
+    assert "aten::addmm" in names
+    assert list(tmp_path.iterdir()) == [trace], "something half-written is left"
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(config_file: Path) -> None:
+    done = trainer("bench", "--nproc", "2", "--profile", "--trace", "/nowhere/t.json", "--config", str(config_file))
+    assert done.returncode == 2
+    assert done.stderr == "error: bench: --trace is /nowhere/t.json; legal: a file in a folder that exists\n"
+
+
+def test_quality_is_trained_and_compared_for_each_mode_and_seed(config_file: Path) -> None:
+    measured = ["--quality", "--samples", "4800", "--seeds", "2"]
+    done = trainer("bench", "--nproc", "2", *measured, "--config", str(config_file))
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == (0 if result["kept"] else 1), done.stderr
+    assert (result["samples"], result["seeds"], result["processes"]) == (4800, 2, 2)
+    by_name = {mode["name"]: mode for mode in result["modes"]}
+    assert {"fp32 stock", "fp32 ours", "fp32, fp16 on the wire", "fp32, int8 on the wire"} <= by_name.keys()
+    stock = by_name["fp32 stock"]
+    assert stock["against_stock"] == 0
+    for mode in by_name.values():
+        assert len(mode["auc"]) == 2
+        assert mode["auc"][0] != mode["auc"][1], "the seeds train the same"
+        assert mode["mean"] == pytest.approx(statistics.mean(mode["auc"]))
+        assert mode["against_stock"] == pytest.approx(mode["mean"] - stock["mean"])
+        assert 0.5 < mode["mean"] < result["best_auc"], "it has learned something, and nothing can do better"
+    assert by_name["fp32 ours"]["auc"] == pytest.approx(stock["auc"], abs=0.02)
+    assert by_name["fp32, int8 on the wire"]["auc"] != by_name["fp32 ours"]["auc"]
+    assert result["kept"] == all(mode["against_stock"] >= -result["bound"] for mode in by_name.values())
+
+
+def test_help_lists_the_commands_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("--profile", "--quality", "--trace", "--samples", "--seeds", "--blocks", "--train.batch-size"):
+        assert option in shown
+    assert "--side" not in shown, "that is for the command itself"
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
@@ -81,6 +185,8 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--data", "--train.stepz", "3"], "unknown option --train.stepz"),
         (["--nproc", "none"], "--nproc is 'none'"),
+        (["--profile", "--quality"], "not allowed with argument"),
+        (["--quality", "--seeds", "0"], "--seeds 0; legal: 1 or more"),
     ],
 )
 def test_a_mistake_is_told(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,12 @@ import itertools
 
 import pytest
 import torch
+from small_jobs import first_steps, tiny
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from trainer.interaction import CrossInteraction, DotInteraction, _PairwiseDots
+from trainer.interaction import CrossInteraction, DotInteraction, _DenseAndPairs
+from trainer.model import build_model
 
 FEATURES = ("a", "b", "c", "d")
 BATCH, DIM = 5, 8
@@ -62,9 +64,10 @@ def test_the_dot_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
 
 
 def test_the_fused_gradient_is_the_numerical_one() -> None:
-    combined = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    i, j = torch.triu_indices(4, 4, offset=1)
-    assert torch.autograd.gradcheck(lambda c: _PairwiseDots.apply(c, i * 4 + j, j * 4 + i), (combined,))
+    dense = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(3, 3 * 5, dtype=torch.float64, requires_grad=True)
+    chosen, pair = DotInteraction(("a", "b", "c"))._pair_indices((2, 0, 1), torch.device("cpu"))
+    assert torch.autograd.gradcheck(lambda d, s: _DenseAndPairs.apply(d, s, chosen, pair), (dense, sparse))
 
 
 @pytest.mark.parametrize("kind", ["dot", "dcn"])
@@ -104,3 +107,14 @@ def test_a_low_precision_dense_vector_decides_the_arithmetic() -> None:
     assert DotInteraction(FEATURES)(dense.bfloat16(), pooled).dtype == torch.bfloat16, (
         "fp32 products would waste bf16 units"
     )
+
+
+def test_the_option_chooses_between_fused_and_plain() -> None:
+    losses = {}
+    for fused in (True, False):
+        config = tiny({"train.fused_interaction": fused})
+        interaction = build_model(config, "fp32").top_tower.interaction
+        assert isinstance(interaction, DotInteraction)
+        assert interaction.fused is fused
+        losses[fused] = first_steps({"train.fused_interaction": fused})
+    assert losses[True] == pytest.approx(losses[False], abs=1e-6)

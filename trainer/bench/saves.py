@@ -22,7 +22,7 @@ from trainer.runtime import Runtime
 from trainer.step import Pipeline
 
 if TYPE_CHECKING:
-    from trainer.bench.command import BenchOptions
+    from trainer.bench.options import BenchOptions
 
 _CACHED_BATCHES = 10
 

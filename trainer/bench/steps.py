@@ -1,4 +1,7 @@
-"""Ours and stock in turn, block by block, on the same batches: a drift of the machine's speed hits both."""
+"""Ours and stock in turn, block by block, on the same batches: a drift of the machine's speed hits both.
+
+In the same processes, for GPUs and for jobs that somebody else has launched; `sides` gives each its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from trainer.bench.progress import progress
 from trainer.bench.stock import build_stock, stock_batch
 from trainer.config import TrainConfig
 from trainer.data import Batch, SourceContext, open_source
@@ -20,9 +24,12 @@ from trainer.runtime import Runtime
 from trainer.step import Pipeline
 
 if TYPE_CHECKING:
-    from trainer.bench.command import BenchOptions
+    from trainer.bench.options import BenchOptions
 
 _CACHED_BATCHES = 10
+
+
+Measured = tuple[Callable[[int], float], dict[str, Any]]  # seconds of so many steps; what the side is
 
 
 def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
@@ -31,18 +38,16 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     Each side has its own model and optimizer state and sees the same cached batches; a rate is
     steps x global batch / seconds between two barriers. The device is waited for once a block.
     """
-    source = open_source(SourceContext(config, "train", runtime.device))
-    batches = list(train_batches(source, config, 0, _CACHED_BATCHES, runtime.rank, runtime.world_size, runtime.device))
-    sides: dict[str, Callable[[int], float]] = {
-        "ours": _ours(config, runtime, batches),
-        "stock": _stock(config, runtime, batches),
-    }
-    for measure in sides.values():
+    batches = cached_batches(config, runtime)
+    sides = {"ours": ours(config, runtime, batches), "stock": stock(config, runtime, batches)}
+    for measure, _ in sides.values():
         measure(options.warmup)
     blocks: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(options.blocks):
-        for name, measure in sides.items():
-            blocks[name].append(options.steps * config.train.batch_size / measure(options.steps))
+    with progress("measuring", options.blocks, "blocks", runtime.is_main) as advance:
+        for _ in range(options.blocks):
+            for name, (measure, _) in sides.items():
+                blocks[name].append(options.steps * config.train.batch_size / measure(options.steps))
+            advance()
     ratios = [ours / stock for ours, stock in zip(blocks["ours"], blocks["stock"], strict=True)]
     return {
         "ours": statistics.median(blocks["ours"]),
@@ -50,8 +55,9 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         "ratio": statistics.median(ratios),
         "ours_blocks": blocks["ours"],
         "stock_blocks": blocks["stock"],
-        "ours_precision": runtime.precision,
-        "stock_precision": "tf32" if runtime.precision == "tf32" else "fp32",
+        "ours_precision": sides["ours"][1]["precision"],
+        "stock_precision": sides["stock"][1]["precision"],
+        "ours_fast": sides["ours"][1]["fast"],
         "processes": runtime.world_size,
         "batch_per_process": config.train.batch_size // runtime.world_size,
         "device": runtime.device.type,
@@ -60,20 +66,31 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     }
 
 
-def _ours(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Callable[[int], float]:
+def cached_batches(config: TrainConfig, runtime: Runtime) -> list[Batch]:
+    """This process's share of the first steps, in memory."""
+    source = open_source(SourceContext(config, "train", runtime.device))
+    ranks = (runtime.rank, runtime.world_size, runtime.device)
+    return list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks))
+
+
+def ours(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Measured:
+    """Collective: the step of `python -m trainer`."""
     job = build_job(config, runtime)
     job.dmp.train()
-    pipeline = Pipeline(job)
-    return _timed(pipeline.progress, itertools.cycle(batches), runtime)
+    facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.fast}}
+    return _timed(Pipeline(job).progress, itertools.cycle(batches), runtime), facts
 
 
-def _stock(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Callable[[int], float]:
+def stock(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Measured:
+    """Collective: the step of TorchRec's examples."""
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
     job = build_stock(config, runtime)
     job.dmp.train()
     pipeline: Any = TrainPipelineSparseDist(job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True)
-    return _timed(pipeline.progress, itertools.cycle([stock_batch(batch) for batch in batches]), runtime)
+    stream = itertools.cycle([stock_batch(batch) for batch in batches])
+    facts = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
+    return _timed(pipeline.progress, stream, runtime), facts
 
 
 def _timed(progress: Callable[[Iterator[Any]], Any], stream: Iterator[Any], runtime: Runtime) -> Callable[[int], float]:

@@ -1,0 +1,57 @@
+"""Embeddings that travel through shared memory are those that gloo carries, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_jobs import alone, run_workers, same, tiny
+
+from trainer.errors import UserError
+from trainer.job import build_job
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of workers/exchange.py; three processes divide gradients by a number that is no power of two."""
+    return run_workers("exchange", request.param, tmp_path_factory.mktemp("exchange"))
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / f"{name}.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("plan", ["table_wise", "column_wise", "mixed"])
+def test_shared_memory_trains_the_same_to_the_last_bit(plan: str, trained: Path) -> None:
+    by_gloo, shared, auto = (result(trained, f"{plan}-{kind}") for kind in ("collective", "shared_memory", "auto"))
+    assert (by_gloo["fast"]["exchange"], shared["fast"]["exchange"]) == ("collective", "shared_memory")
+    assert auto["fast"]["exchange"] == "shared_memory", "auto takes it where it is there"
+    for found in (shared, auto):
+        assert found["losses"] == by_gloo["losses"]
+        assert torch.equal(found["logits"], by_gloo["logits"]), "an evaluation differs"
+        assert same(found["end"], by_gloo["end"]) == []
+    assert len(set(by_gloo["losses"])) == 10, "nothing was trained"
+
+
+def test_fewer_bits_on_the_wire_need_the_collective_and_say_so(trained: Path) -> None:
+    told = (trained / "quantised-auto.txt").read_text(encoding="utf-8")
+    assert (
+        told == "collective: sharding.forward_precision and backward_precision are fp16 and fp32, and it carries fp32"
+    )
+    refused = (trained / "quantised-shared_memory.txt").read_text(encoding="utf-8")
+    assert refused.startswith("sharding.exchange is shared_memory, but sharding.forward_precision")
+    assert refused.endswith("legal here: auto, collective")
+
+
+def test_one_process_has_nobody_to_share_with() -> None:
+    config = tiny()
+    with alone(config) as runtime:
+        assert build_job(config, runtime).fast["exchange"] == "none"
+    asked = tiny({"sharding.exchange": "shared_memory"})
+    with (
+        pytest.raises(UserError, match=r"sharding\.exchange is shared_memory, but there is one process; legal here"),
+        alone(asked) as runtime,
+    ):
+        build_job(asked, runtime)

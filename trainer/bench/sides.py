@@ -1,0 +1,123 @@
+"""Ours and stock in turn, each in processes of its own: what one sets for its whole process (the allocator, threads)
+cannot help or hinder the other.
+
+This process holds a store. The processes of both sides build their models and wait at it; one block after another is
+asked for, so that at any time only one side works, and a drift of the machine's speed hits both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.bench.options import BenchOptions
+from trainer.bench.progress import progress
+from trainer.bench.steps import cached_batches, ours, stock
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.runtime import Runtime
+
+_POLL_SECONDS = 0.05
+_PATIENCE = timedelta(hours=12)  # of a side for its turn; the end of this process ends it at once
+_END_SECONDS = 30
+SIDES: dict[str, list[str]] = {"ours": [], "stock": ["--train.malloc", "system"]}
+
+
+def bench_sides(options: BenchOptions, nproc: str, rest: list[str]) -> dict[str, Any]:
+    """Samples/s of both steps over `nproc` processes each, and the median of their ratios pair by pair.
+
+    Raises UserError, already told, where a side ends early.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+    jobs = {name: _start(name, store.port, options, nproc, [*rest, *more]) for name, more in SIDES.items()}
+    try:
+        facts = {name: json.loads(_answer(store, jobs, f"{name}-facts")) for name in SIDES}
+        seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+        with progress("measuring", options.blocks, "blocks") as advance:
+            for block in range(options.blocks):
+                for name in SIDES if block % 2 else reversed(SIDES):
+                    store.set(f"{name}-{block}", str(options.steps))
+                    seconds[name].append(float(_answer(store, jobs, f"{name}-{block}-took")))
+                advance()
+        for name in SIDES:
+            store.set(f"{name}-{options.blocks}", "0")
+        for job in jobs.values():
+            job.wait(_END_SECONDS)
+    finally:
+        _end(jobs)
+    return _result(options, facts, seconds)
+
+
+def _result(options: BenchOptions, facts: dict[str, dict[str, Any]], seconds: dict[str, list[float]]) -> dict[str, Any]:
+    samples = options.steps * facts["ours"]["batch_size"]
+    blocks = {name: [samples / taken for taken in seconds[name]] for name in SIDES}
+    found: dict[str, Any] = {name: statistics.median(rates) for name, rates in blocks.items()}
+    found["ratio"] = statistics.median(a / b for a, b in zip(blocks["ours"], blocks["stock"], strict=True))
+    for name in SIDES:
+        found |= {f"{name}_blocks": blocks[name], f"{name}_precision": facts[name]["precision"]}
+    processes = facts["ours"]["processes"]
+    return found | {
+        "ours_fast": facts["ours"]["fast"],
+        "processes": processes,
+        "batch_per_process": facts["ours"]["batch_size"] // processes,
+        "device": facts["ours"]["device"],
+        "blocks": options.blocks,
+        "steps": options.steps,
+    }
+
+
+def _start(name: str, port: int, options: BenchOptions, nproc: str, rest: list[str]) -> subprocess.Popen[bytes]:
+    """A side's job, in a session of its own: this process alone hears Ctrl-C, and ends it."""
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", nproc, "bench", *options.arguments()]
+    return subprocess.Popen([*command, f"--side={name}", f"--store={port}", *rest], start_new_session=True)  # noqa: S603
+
+
+def _answer(store: dist.Store, jobs: dict[str, subprocess.Popen[bytes]], key: str) -> str:
+    """What a side says under `key`, once it does."""
+    while not store.check([key]):
+        for name, job in jobs.items():
+            if job.poll() is not None:  # it has said why
+                error = UserError(f"the processes of {name} ended with exit code {job.returncode}")
+                error.reported = job.returncode == 2
+                raise error
+        time.sleep(_POLL_SECONDS)
+    return store.get(key).decode()
+
+
+def _end(jobs: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Leave no process behind."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        left = [job for job in jobs.values() if job.poll() is None]
+        for job in left:
+            os.killpg(job.pid, how)
+        for job in left:
+            try:
+                job.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue  # the next signal is for it
+
+
+def serve_side(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> None:
+    """Collective: build the model of `options.side`, then run each block that is asked for."""
+    store = dist.TCPStore("127.0.0.1", int(options.store), is_master=False, wait_for_workers=False, timeout=_PATIENCE)
+    measure, facts = (ours if options.side == "ours" else stock)(config, runtime, cached_batches(config, runtime))
+    measure(options.warmup)
+    if runtime.is_main:
+        common = {"processes": runtime.world_size, "batch_size": config.train.batch_size, "device": runtime.device.type}
+        store.set(f"{options.side}-facts", json.dumps(facts | common))
+    block = 0
+    while steps := int(store.get(f"{options.side}-{block}")):  # waits for the key
+        seconds = measure(steps)
+        if runtime.is_main:
+            store.set(f"{options.side}-{block}-took", str(seconds))
+        block += 1
+    dist.barrier()
