@@ -81,7 +81,7 @@ def _beside_operator(options: LaunchOptions) -> list[str]:
 
 
 def _as_told(here: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
-    """torchrun's options on a machine of a training service; its folders are the trainer's if the settings name none."""
+    """torchrun's options on a machine of a training service, whose folders are taken if the settings name none."""
     for option, is_given in {"--nnodes": options.nnodes != "1", "--rdzv-endpoint": options.rdzv_endpoint}.items():
         if is_given:
             raise UserError(f"{option} is given, but --service {options.service} decides: leave one of them out")
