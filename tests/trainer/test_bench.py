@@ -71,6 +71,23 @@ def test_preprocessing_is_measured_beside_torchrec(
     assert result["ratio"] == pytest.approx(statistics.median(ratios))
 
 
+def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Path) -> None:
+    done = trainer("bench", "--data", *SHORT, "--config", str(config_file))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["sources"].keys() == {
+        "synthetic",
+        "criteo npy",
+        "parquet",
+        "parquet, decoding 26 hashed strings",
+        "parquet, decoding 26 lists of 0 to 3 ids",
+    }
+    assert min(result["sources"].values()) > 0
+    step = result["step"]
+    ratios = [a / b for a, b in zip(step["reading_blocks"], step["cached_blocks"], strict=True)]
+    assert (len(ratios), step["ratio"]) == (3, pytest.approx(statistics.median(ratios)))
+
+
 def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_tree({"checkpoint.uri": str(tmp_path / "runs")})))
     short = ["--blocks", "2", "--steps", "4", "--warmup", "1", "--config", str(tmp_path / "config.json")]
