@@ -24,9 +24,9 @@ UV := $(VENV)/bin/uv
 # With ACCELERATOR=cpu on a machine that has GPUs, torch must not see what the CPU build of fbgemm has no code for.
 TRAINER = $(if $(filter cpu,$(ACCELERATOR)),CUDA_VISIBLE_DEVICES= )$(PY) -m trainer
 STAMPS := $(VENV)/.stamps
-LISTS := bootstrap trainer-cpu trainer-gpu infra doctor test lint
+LISTS := bootstrap trainer-cpu trainer-gpu infra doctor managed test lint
 # Clouds' SDKs are large: they are installed once there is something that imports them.
-INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra doctor)
+INFRA := $(if $(wildcard infra/__init__.py workloads/__init__.py),infra doctor managed)
 
 .DEFAULT_GOAL := help
 # Installs write to one .venv, and each of them is parallel inside; `make -j2 lint test` must not run two at once.
@@ -40,6 +40,8 @@ quickstart: install-trainer-$(ACCELERATOR) ## Install the trainer and train a sh
 
 bench: install-trainer-$(ACCELERATOR) ## Measure training speed beside the stock TorchRec step
 	@$(TRAINER) bench $(BENCH_ARGS)
+
+install-managed: ## Add the clients of Vertex AI and Azure ML, for job.launcher vertex and azureml
 
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(addprefix install-,$(INFRA)) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
@@ -95,6 +97,7 @@ lock: install-bootstrap ## Recompile requirements-*.txt from pyproject.toml (UPG
 	$(call compile,trainer-gpu,trainer trainer-gpu)
 	$(call compile,infra,infra)
 	$(call compile,doctor,doctor)
+	$(call compile,managed,managed)
 	$(call compile,test,test)
 	$(call compile,lint,lint)
 	@mv $(LOCK)/requirements-*.txt .
@@ -180,7 +183,7 @@ install-trainer-gpu: supported-gpu install-bootstrap
 install-trainer-%:
 	@echo "error: ACCELERATOR is '$*', legal are cpu and gpu" >&2; exit 2
 
-install-infra install-doctor install-test install-lint: install-%: install-bootstrap
+install-infra install-doctor install-managed install-test install-lint: install-%: install-bootstrap
 	$(call install,$*)
 
 # ---- Lists of pinned dependencies

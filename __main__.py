@@ -6,13 +6,14 @@ import pulumi
 
 from infra import stack
 from infra.addons.addons import Addons
-from infra.exports import export_all
+from infra.exports import export_all, export_service
 from infra.interrupted import end_without_a_trace
 from infra.problems import Problem
 from trainer.config import TrainConfig
 from workloads import checks
 from workloads.component import TrainingJob
 from workloads.launchers import torchx
+from workloads.managed import ManagedTraining
 from workloads.settings import SECTIONS, JobSettings
 
 
@@ -24,6 +25,9 @@ def main() -> None:
     job = configured.section("job", JobSettings)
     trainer = configured.section("trainer", TrainConfig)
 
+    if wanted.service:
+        run_on_service(configured, job, trainer)
+        return
     cluster = configured.cloud.provision(wanted.stack, wanted)
     addons = Addons(
         f"{wanted.stack}-addons",
@@ -46,6 +50,16 @@ def main() -> None:
     pulumi.export("job", training.job)
 
 
+def run_on_service(configured: stack.Stack, job: JobSettings, trainer: TrainConfig) -> None:
+    """The cloud's own training service in place of a cluster and its operators."""
+    wanted = configured.settings
+    service = configured.cloud.serve(wanted.stack, wanted)
+    name = f"{wanted.stack}-training"
+    training = ManagedTraining(name, service, job, trainer, mount_path=wanted.storage.mount_path)
+    export_service(service, wanted, training.job)
+    pulumi.export("job", training.job)
+
+
 def job_problems(configured: stack.Stack) -> Iterable[Problem]:
     """Mistakes between the job's settings and the cluster's."""
     wanted = configured.settings
@@ -57,6 +71,7 @@ def job_problems(configured: stack.Stack) -> Iterable[Problem]:
         mount_path=wanted.storage.mount_path,
         work_path=f"{wanted.storage.mount_path.rstrip('/')}/{wanted.work_folder}",
         shows_bucket=wanted.bucket_folder is not None,
+        services=wanted.services,
     )
     return checks.problems(configured.section("job", JobSettings), configured.section("trainer", TrainConfig), pool)
 

@@ -6,7 +6,7 @@ imported for types only, so a workload can reason about a cluster without loadin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -219,6 +219,54 @@ class Cluster:
     before_workloads: Sequence[pulumi.Resource] = ()
 
 
+#: The image's own entry point (trainer/Dockerfile), for services that run a command line instead.
+ENTRYPOINT = "/app/trainer/entrypoint.sh"
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """A run as every training service takes it: `arguments` for the image's entry point, the same on each machine.
+
+    `reads_data` says that the arguments name the service's `data_path`, which must be there then.
+    """
+
+    run: str
+    image: pulumi.Input[str]
+    arguments: Sequence[pulumi.Input[str]]
+    num_nodes: int
+    reads_data: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run that a service has taken: its name there, the page that shows it, shell lines for a person by purpose."""
+
+    name: pulumi.Output[str]
+    page: pulumi.Output[str]
+    commands: Mapping[str, pulumi.Input[str]]
+
+
+@dataclass(frozen=True)
+class TrainingService:
+    """A cloud's own training service, which takes the place of a cluster.
+
+    Its machines find the bucket's datasets in `data_path` and write checkpoints to `checkpoint_uri`. `gpu` and `fabric`
+    say what a machine is; what only a pod needs is empty in them. `submit` registers a run under a name and a parent.
+    """
+
+    name: pulumi.Input[str]
+    gpu: GpuPool
+    fabric: Fabric
+    bucket_uri: pulumi.Input[str]
+    checkpoint_uri: pulumi.Input[str]
+    data_path: pulumi.Input[str]
+    registry: Registry
+    labels: Mapping[str, str]
+    submit: Callable[[str, ServiceRun, pulumi.Resource], Submitted]
+    commands: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+
+
 SettingsT = TypeVar("SettingsT", bound="StackSettings", contravariant=True)
 
 
@@ -227,6 +275,13 @@ class Provision(Protocol[SettingsT]):
 
     def __call__(self, name: str, settings: SettingsT, opts: pulumi.ResourceOptions | None = None) -> Cluster:
         """Register everything under `name` and return the contract."""
+
+
+class Serve(Protocol[SettingsT]):
+    """The function of a cloud's `service.py`: from checked settings to its training service."""
+
+    def __call__(self, name: str, settings: SettingsT, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
+        """Register what the service needs under `name`; nothing of Kubernetes."""
 
 
 class Credentials(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import pulumi
 
 from infra import clouds
-from infra.contract import Cluster
+from infra.contract import Cluster, TrainingService
 from infra.cost import HourlyCost
 from infra.settings import StackSettings
 
@@ -17,14 +18,27 @@ def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = 
 
     `then` are shell lines that come after those which reach the cluster.
     """
-    pulumi.export("account", clouds.load(settings.cloud).account(settings))
-    pulumi.export("cluster_name", cluster.name)
+    _export_common(cluster, settings)
     pulumi.export("kubeconfig", pulumi.Output.secret(cluster.kubeconfig))
-    pulumi.export("bucket_uri", cluster.bucket_uri)
-    pulumi.export("checkpoint_uri", cluster.checkpoint_uri)
-    pulumi.export("registry", cluster.registry.repository)
-    pulumi.export("hourly_cost_usd", hourly_cost(settings))
     pulumi.export("next_steps", next_steps(cluster, then))
+
+
+def export_service(service: TrainingService, settings: StackSettings, job: pulumi.Output[Mapping[str, object]]) -> None:
+    """The same of a training service, which has no kubeconfig; `job` has the commands that show the run."""
+    _export_common(service, settings)
+    run = job.apply(lambda known: list(cast("Mapping[str, str]", known["commands"]).values()))
+    lines = pulumi.Output.all(run, *service.commands.values())
+    pulumi.export("next_steps", lines.apply(lambda known: [*known[0], *known[1:]]))
+
+
+def _export_common(place: Cluster | TrainingService, settings: StackSettings) -> None:
+    """Where things are and what an hour costs."""
+    pulumi.export("account", clouds.load(settings.cloud).account(settings))
+    pulumi.export("cluster_name", place.name)
+    pulumi.export("bucket_uri", place.bucket_uri)
+    pulumi.export("checkpoint_uri", place.checkpoint_uri)
+    pulumi.export("registry", place.registry.repository)
+    pulumi.export("hourly_cost_usd", hourly_cost(settings))
 
 
 def hourly_cost(settings: StackSettings) -> Mapping[str, float | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -54,3 +56,23 @@ def first_of_each(problems: Iterable[Problem]) -> list[Problem]:
     for problem in problems:
         by_key.setdefault(problem.key, problem)
     return list(by_key.values())
+
+
+def unused(section: BaseModel, keys: Iterable[str], wrong: str, prefix: str = "") -> list[Problem]:
+    """Keys of a section, or of a whole section in it, that nothing would read; one that says the default is let be."""
+    return [
+        Problem(key, wrong, "unset", unset(key), value)
+        for name in keys
+        for key, value in _given(section, name, prefix + name)
+    ]
+
+
+def _given(section: BaseModel, path: str, full: str) -> list[tuple[str, object]]:
+    """Keys at or below a path that have another value than their default, with it."""
+    first, _, rest = path.partition(".")
+    value = getattr(section, first)
+    if rest:
+        return _given(value, rest, full)
+    if isinstance(value, BaseModel):
+        return [found for name in type(value).model_fields for found in _given(value, name, f"{full}.{name}")]
+    return [] if value == type(section).model_fields[first].get_default(call_default_factory=True) else [(full, value)]

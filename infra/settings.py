@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infra import catalog, checks, cost
-from infra.problems import Problem
+from infra.problems import Problem, unused
 
 #: The folder of the shared storage that the trainer's user may write to, where a cloud has no reason for another.
 WORK_FOLDER = "work"
@@ -111,11 +111,17 @@ class AddonSettings(Section):
 class StackSettings(Section):
     """Everything a stack configures about its cluster; a cloud's `Settings` adds its own keys.
 
-    `provider_keys` maps a field to the configuration key of the cloud's provider that holds it.
+    `provider_keys` maps a field to the configuration key of the cloud's provider that holds it. `services` are the
+    values of `job.launcher` that name a training service of the cloud, which then takes the cluster's place: `service`
+    is the one chosen, and the keys in `of_clusters` are refused beside it. `for_services` are read beside it alone.
     """
 
     provider_keys: ClassVar[Mapping[str, str]] = {}
+    services: ClassVar[tuple[str, ...]] = ()
+    of_clusters: ClassVar[tuple[str, ...]] = ("namespace", "addons", "storage.size_gib")
+    for_services: ClassVar[tuple[str, ...]] = ()
 
+    service: str | None = None
     project: str
     stack: str
     cloud: str
@@ -135,6 +141,10 @@ class StackSettings(Section):
     def problems(self) -> Iterable[Problem]:
         """Mistakes across sections; a cloud extends it with `yield from super().problems()` first."""
         yield from self.gpu.problems()
+        if self.service:
+            yield from unused(self, self.of_clusters, f"of a cluster, and {self.service} has none")
+        else:
+            yield from unused(self, self.for_services, f"read with job.launcher {' | '.join(self.services)} alone")
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
         """What an hour costs with so many GPU nodes; a cloud adds its control plane, system nodes and storage."""

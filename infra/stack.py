@@ -76,11 +76,12 @@ def _read(config: Mapping[str, str], project: str, stack: str, sections: Section
     if unknown:
         raise SettingsError(stack, [*problems, *unknown])
     cloud = clouds.load(name)
+    service = _service(cloud.settings, raw)
     parsed: dict[str, BaseModel] = {}
     for key, model in sections.items():
         parsed[key], found = tolerant(model, raw.pop(key, {}), (key,))
         problems += found
-    settings, found = _settings(cloud, raw, config, project, stack, tuple(sections))
+    settings, found = _settings(cloud, raw, config, {"project": project, "stack": stack} | service, tuple(sections))
     return Stack(cloud, settings, parsed), [*problems, *found]
 
 
@@ -99,22 +100,29 @@ def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object],
     return raw, problems
 
 
+def _service(settings: type[StackSettings], raw: Mapping[str, object]) -> dict[str, str]:
+    """The one key of the job that decides what is provisioned: a launcher that is a service of the cloud."""
+    job = raw.get("job")
+    launcher = job.get("launcher") if isinstance(job, dict) else None
+    return {"service": launcher} if launcher in settings.services else {}
+
+
 def _settings(
     cloud: clouds.Cloud,
     raw: Mapping[str, object],
     config: Mapping[str, str],
-    project: str,
-    stack: str,
+    known: Mapping[str, str],
     siblings: Sequence[str],
 ) -> tuple[StackSettings, list[Problem]]:
-    """The cloud's settings from this project's keys and its provider's; the stack's own name comes from Pulumi."""
+    """The cloud's settings from this project's keys and its provider's; what is `known` comes from elsewhere."""
     provider = cloud.settings.provider_keys
     reserved = {"project": "the project's name, from Pulumi.yaml", "stack": "the stack's name", **provider}
+    reserved["service"] = "job.launcher says it"
     problems = [
         Problem(key, "not a key of this project", reserved[key], unset(key), raw[key]) for key in reserved if key in raw
     ]
     data = {key: value for key, value in raw.items() if key not in reserved}
-    data |= {"project": project, "stack": stack}
+    data |= known
     data |= {field: config[key] for field, key in provider.items() if key in config}
     names: dict[Path, str] = {(field,): key for field, key in provider.items()}
     settings, found = tolerant(cloud.settings, data, (), names, siblings)

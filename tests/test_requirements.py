@@ -18,6 +18,7 @@ EXTRAS_OF = {
     "trainer-gpu": ["trainer", "trainer-gpu"],
     "infra": ["infra"],
     "doctor": ["doctor"],
+    "managed": ["managed"],
     "test": ["test"],
     "lint": ["lint"],
 }

@@ -73,7 +73,8 @@ def config_command(arguments: Sequence[str]) -> int:
 
 def launch_command(arguments: Sequence[str]) -> int:
     """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
-    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] COMMAND ..."""
+    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] [--service
+    auto|vertex|azureml: as the training service's environment says] [--data-at FOLDER=WHERE] COMMAND ..."""
     from trainer.launch import launch
 
     return launch(list(arguments))

@@ -7,10 +7,16 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.preemption import EXIT_RESTART
+from trainer.service import OF_ONE_PROCESS, Machine, machine
+
+if TYPE_CHECKING:
+    from trainer.config import TrainConfig
 
 _EXIT_USER_ERROR = 2
 _BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only one that cannot even do that is killed
@@ -21,8 +27,14 @@ _OPERATOR_DECIDES = "PET_NNODES"
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How many processes, and what is done when some end."""
+    """How many processes, and what is done when some end.
 
+    `service` is the training service whose environment says which machine this is; `data_at` is `FOLDER=WHERE`, for
+    data that the settings call FOLDER/... and this machine finds elsewhere.
+    """
+
+    service: str = "none"
+    data_at: str = ""
     nproc: str = "auto"
     nnodes: str = "1"
     max_restarts: str = "0"
@@ -35,6 +47,10 @@ def launch(arguments: list[str]) -> int:
     """`launch [OPTION ...] COMMAND ...`: run the trainer's COMMAND in N processes per machine; returns the first
     failure's exit code, 75 after SIGTERM."""
     options, arguments = _split(arguments)
+    arguments = _where_data_is(options.data_at, arguments)
+    here = machine(options.service, os.environ)
+    if here:
+        options = _as_told(here, options, arguments)
     shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
     if _OPERATOR_DECIDES in os.environ:
         return _run([*_beside_operator(options), *shutdown, "-m", "trainer", *arguments])
@@ -57,6 +73,58 @@ def _beside_operator(options: LaunchOptions) -> list[str]:
         if is_given:
             raise UserError(f"{option} is given, but {_OPERATOR_DECIDES} is set and decides: leave one of them out")
     return ["--max_restarts", options.max_restarts] if options.max_restarts != "0" else []
+
+
+def _as_told(here: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
+    """torchrun's options on a machine of a training service; its folders are the trainer's if the settings name none."""
+    for option, is_given in {"--nnodes": options.nnodes != "1", "--rdzv-endpoint": options.rdzv_endpoint}.items():
+        if is_given:
+            raise UserError(f"{option} is given, but --service {options.service} decides: leave one of them out")
+    for name in OF_ONE_PROCESS:
+        os.environ.pop(name, None)
+    config = _configured(arguments)
+    uri = here.checkpoint_uri(config.train.run)
+    if uri and "uri" not in config.checkpoint.model_fields_set:
+        os.environ["TRAINER_CHECKPOINT__URI"] = uri
+    if "dir" not in config.metrics.model_fields_set and (logs := _writable(here.logs)):
+        os.environ["TRAINER_METRICS__DIR"] = logs
+    if here.count == 1:
+        return options
+    own = f",{options.rdzv_conf}" if options.rdzv_conf else ""
+    return replace(options, nnodes=str(here.count), rdzv_endpoint=here.first, rdzv_conf=here.rendezvous + own)
+
+
+def _writable(folder: str | None) -> str | None:
+    """The folder for logs, made; None where this user may not write there, which must not stop a training."""
+    if folder is None:
+        return None
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        reason = "not writable"
+    except OSError as error:
+        reason = str(error)
+    sys.stderr.write(f"warning: logs stay on this machine, the service's folder {folder} cannot be used ({reason})\n")
+    return None
+
+
+def _where_data_is(data_at: str, arguments: list[str]) -> list[str]:
+    """The arguments with `data.path` and `data.eval_path` below FOLDER led to WHERE; raises UserError on another form.
+
+    What comes last on the command line wins.
+    """
+    if not data_at:
+        return arguments
+    folder, equals, where = data_at.partition("=")
+    if not (equals and folder.startswith("/") and where):
+        raise UserError(f"--data-at is {data_at!r}; legal: FOLDER=WHERE, for example /data=/gcs/bucket/datasets")
+    data = _configured(arguments).data
+    led = list(arguments)
+    for option, path in (("--data.path", data.path), ("--data.eval-path", data.eval_path)):
+        if path and f"{path}/".startswith(folder.rstrip("/") + "/"):
+            led += [option, where.rstrip("/") + path[len(folder.rstrip("/")) :]]
+    return led
 
 
 def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:
@@ -107,13 +175,19 @@ def _elastic_arguments(options: LaunchOptions) -> list[str]:
 def _grace_seconds(arguments: list[str]) -> int:
     """fault.grace_seconds of the job to be: its processes must not be killed in the middle of their last save."""
     from trainer.config import FaultConfig
-    from trainer.options import load_config
 
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "train"
     if command != "train" or "--help" in arguments or "-h" in arguments:
         return FaultConfig().grace_seconds
-    options = arguments[1:] if arguments and arguments[0] == command else arguments
-    return load_config(options, os.environ).fault.grace_seconds
+    return _configured(arguments).fault.grace_seconds
+
+
+def _configured(arguments: list[str]) -> TrainConfig:
+    """The settings that a command (`train`, unless it is named) is about to run with."""
+    from trainer.options import load_config
+
+    named = bool(arguments) and not arguments[0].startswith("-")
+    return load_config(arguments[1:] if named else arguments, os.environ)
 
 
 def _run(options: list[str]) -> int:

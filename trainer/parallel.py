@@ -47,7 +47,7 @@ class SettledWrapper(DataParallelWrapper):
             device_ids=None if device.type == "cpu" else [device],
             process_group=env.process_group,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             static_graph=True,
         )
 

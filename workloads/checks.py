@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from infra.problems import Problem, mend, unset
+from infra.problems import Problem, mend, unset, unused
 from trainer.config import TrainConfig
 from workloads.facts import job_nodes
-from workloads.settings import JobSettings
+from workloads.settings import ON_CLUSTERS, SERVICES, JobSettings
 
 #: Elastic jobs: what each launcher can do with `job.min_nodes`.
 _FIXED = {"trainjob": "Kubeflow Trainer v2 has no elastic jobs yet"}
@@ -39,10 +39,12 @@ class Pool:
     mount_path: str
     work_path: str
     shows_bucket: bool
+    services: tuple[str, ...] = ()
 
 
 def problems(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
     """Every mistake; the order is that of the keys a person would set first."""
+    yield from _service(job, pool)
     yield from _image(job, pool)
     yield from _size(job, pool)
     yield from _decided(trainer)
@@ -50,6 +52,19 @@ def problems(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Pro
     yield from _dataset(job, pool)
     yield from _data_path(trainer, pool)
     yield from _egress(job)
+
+
+def _service(job: JobSettings, pool: Pool) -> Iterable[Problem]:
+    """A service belongs to one cloud, and reads nothing that is about pods."""
+    if job.launcher not in SERVICES:
+        return
+    if job.launcher not in pool.services:
+        legal = " | ".join([*sorted(ON_CLUSTERS), *pool.services])
+        wrong = "a training service of another cloud than this stack's"
+        yield Problem("job.launcher", wrong, legal, mend("job.launcher", "pytorchjob"), job.launcher)
+        return
+    wrong = f"about pods, and job.launcher {job.launcher} makes none"
+    yield from unused(job, JobSettings.OF_CLUSTERS, wrong, "job.")
 
 
 def _image(job: JobSettings, pool: Pool) -> Iterable[Problem]:

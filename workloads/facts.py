@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 METRICS_PORT = 9400
 #: From the moment when the trainer must be done to the one when Kubernetes kills it.
-_LEFT_OF_GRACE_SECONDS = 5
+LEFT_OF_GRACE_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def train_config(trainer: TrainConfig, job: JobSettings, cluster: Cluster, check
     decided: dict[str, dict[str, object]] = {
         "train": {"run": job.run, "device": "cuda" if has_gpus else "cpu"},
         "checkpoint": {"uri": checkpoint_uri},
-        "fault": {"grace_seconds": job.grace_seconds - _LEFT_OF_GRACE_SECONDS},
+        "fault": {"grace_seconds": job.grace_seconds - LEFT_OF_GRACE_SECONDS},
         "metrics": {
             "dir": f"{cluster.storage.work_path}/runs",
             "prometheus_port": METRICS_PORT,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pulumi
 import pulumi_docker_build as docker_build
 
-from infra.contract import Cluster
+from infra.contract import Cluster, TrainingService
 from workloads.settings import JobSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +17,7 @@ DOCKERFILE = "trainer/Dockerfile"
 
 
 def trainer_image(
-    name: str, cluster: Cluster, job: JobSettings, opts: pulumi.ResourceOptions | None = None
+    name: str, cluster: Cluster | TrainingService, job: JobSettings, opts: pulumi.ResourceOptions | None = None
 ) -> pulumi.Input[str]:
     """The reference that pods use; building needs BuildKit on this machine and happens in `up`, not `preview`."""
     if job.image:
@@ -43,13 +43,13 @@ def trainer_image(
     return image.ref
 
 
-def _known(cluster: Cluster) -> pulumi.Input[str]:
+def _known(cluster: Cluster | TrainingService) -> pulumi.Input[str]:
     repository = cluster.registry.repository
     assert repository is not None, "checked with the settings: neither a registry nor job.image"
     return repository
 
 
-def _login(cluster: Cluster) -> list[docker_build.RegistryArgs] | None:
+def _login(cluster: Cluster | TrainingService) -> list[docker_build.RegistryArgs] | None:
     """The registry's credentials; without any, what `docker login` or a credential helper left on this machine."""
     registry = cluster.registry
     if registry.password is None or registry.server is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainer.config import TrainConfig
 
-Launcher = Literal["job", "pytorchjob", "trainjob", "torchx"]
+#: The last two are training services, each of one cloud, which take the place of a cluster.
+Launcher = Literal["job", "pytorchjob", "trainjob", "torchx", "azureml", "vertex"]
 
 #: A run's name begins the names of pods and services, which DNS limits to 63 letters, and the operators add up to 27:
 #: JobSet's `<name>-<hash>-node-0-<index>-<5 letters>` is the longest.
@@ -75,8 +76,14 @@ class JobSettings(Section):
     """The training job; the same keys whatever `launcher` starts it.
 
     `nodes` unset means `gpu.nodes.desired`; `min_nodes` below it makes the job elastic. `processes_per_node` is for
-    clusters without GPUs, where nothing else says how many. `env` overrides the fabric's variables.
+    clusters without GPUs, where nothing else says how many. `env` overrides the fabric's variables. `OF_CLUSTERS` are
+    the keys that a training service has no use for.
     """
+
+    OF_CLUSTERS: ClassVar[tuple[str, ...]] = (
+        *("min_nodes", "processes_per_node", "cpus", "memory_gib", "egress"),
+        *("dataset", "netcheck", "tensorboard"),
+    )
 
     launcher: Launcher = "pytorchjob"
     run: RunName = Field("default", examples=["default"])
@@ -97,5 +104,9 @@ class JobSettings(Section):
     tensorboard: Tensorboard = Tensorboard()
 
 
+#: Launchers that start the job on a cluster.
+ON_CLUSTERS = frozenset({"job", "pytorchjob", "trainjob", "torchx"})
+#: Launchers that are a cloud's own training service.
+SERVICES = frozenset(get_args(Launcher)) - ON_CLUSTERS
 #: The sections of a stack's configuration that belong to the workloads.
 SECTIONS: dict[str, type[BaseModel]] = {"job": JobSettings, "trainer": TrainConfig}

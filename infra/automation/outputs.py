@@ -24,11 +24,14 @@ class HourlyUsd:
 
 @dataclass(frozen=True)
 class StackOutputs:
-    """Outputs of a stack. `kubeconfig` is a secret and is not printed; `job` says run, namespace, kind and name."""
+    """Outputs of a stack. `kubeconfig` is a secret and is not printed; `job` says run, namespace, kind and name.
+
+    A stack whose job runs on a training service has no kubeconfig.
+    """
 
     account: str
     cluster_name: str
-    kubeconfig: str = field(repr=False)
+    kubeconfig: str | None = field(repr=False)
     bucket_uri: str
     checkpoint_uri: str
     registry: str | None
@@ -39,21 +42,22 @@ class StackOutputs:
     def shown(self, *, secrets: bool = False) -> dict[str, object]:
         """Plain values for printing; the kubeconfig only on request."""
         values = dataclasses.asdict(self)
-        return values if secrets else {**values, "kubeconfig": HIDDEN}
+        return values if secrets or self.kubeconfig is None else {**values, "kubeconfig": HIDDEN}
 
 
 def typed(stack: str, values: Mapping[str, Any]) -> StackOutputs:
     """Outputs as the engine keeps them, checked; OperationError says which are missing, as after a failed `up`."""
     names = [item.name for item in dataclasses.fields(StackOutputs)]
     # An output whose value is nothing, as the registry of a cluster that has none, is not kept.
-    missing = [name for name in names if name not in values and name != "registry"]
+    needed = [name for name in names if name not in ("registry", "kubeconfig")]
+    missing = [name for name in needed if name not in values]
     if missing:
-        what = "has no outputs" if len(missing) == len(names) - 1 else f"has no output {', '.join(missing)}"
+        what = "has no outputs" if len(missing) == len(needed) else f"has no output {', '.join(missing)}"
         raise OperationError(f"stack {stack!r} {what}: it is not up; run: python -m infra up --stack {stack}")
     return StackOutputs(
         account=values["account"],
         cluster_name=values["cluster_name"],
-        kubeconfig=values["kubeconfig"],
+        kubeconfig=values.get("kubeconfig"),
         bucket_uri=values["bucket_uri"],
         checkpoint_uri=values["checkpoint_uri"],
         registry=values.get("registry"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import pulumi
 
-    from infra.contract import Cluster, Credentials, Provision
+    from infra.contract import Cluster, Credentials, Provision, Serve, TrainingService
     from infra.doctor.model import CloudDoctor
     from infra.settings import StackSettings
 
@@ -28,6 +28,12 @@ class Cloud:
         assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
         module = importlib.import_module(f"{__name__}.{self.name}.provision")
         return cast("Provision[StackSettings]", module.provision)(name, settings, opts)
+
+    def serve(self, name: str, settings: StackSettings, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
+        """Register the cloud's own training service, where `settings.service` names it."""
+        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
+        module = importlib.import_module(f"{__name__}.{self.name}.service")
+        return cast("Serve[StackSettings]", module.serve)(name, settings, opts)
 
     def account(self, settings: StackSettings) -> pulumi.Input[str]:
         """Whose resources the credentials in use reach; a plain text where nobody needs to be asked."""

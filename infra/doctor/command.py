@@ -77,7 +77,7 @@ def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None 
     told = dataclasses.asdict(outputs[0]) if outputs[0] else None
     context = Context(seen.stack.settings, read.values, job_section, told)
     second = [Check("budget", lambda: budget(seen)), *_checks(context, doctor)]
-    if told:
+    if told and told["kubeconfig"]:  # a training service has none
         devices = doctor.devices(context.settings) if doctor else {}
         second += cluster.checks(context, devices, str(told["kubeconfig"]), cloud.login)
         second += job.checks(name, needs=cluster.SERVER)

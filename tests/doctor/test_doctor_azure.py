@@ -232,3 +232,14 @@ def test_the_subscription_is_the_one_that_the_provider_would_use(
 
 def test_a_pool_with_infiniband_must_advertise_its_functions(context: Contexts) -> None:
     assert doctor.devices(context("azure").settings) == {"rdma/ib": 8}
+
+
+def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm: Recorded, context: Contexts) -> None:
+    found = asked(doctor.checks(context("azure", {"job.launcher": "azureml"})))
+    told = {item.result for item in found["resource providers"]}
+    assert "Microsoft.MachineLearningServices is unknown here" in told
+    assert not any("NetApp" in text or "ContainerService" in text for text in told)
+    assert one(found, "features").status == "skipped"
+    assert "quotas of its own" in one(found, "quota").result, (
+        "cores for virtual machines are not what the service counts"
+    )

@@ -195,3 +195,12 @@ def test_the_plug_in_that_the_kubeconfig_calls_must_be_on_the_path(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert doctor.auth_plugin().cause == "gcp-auth-plugin"
+
+
+@pytest.mark.usefixtures("google")
+def test_a_training_service_needs_no_plug_in_and_has_quotas_of_its_own(context: Contexts) -> None:
+    checks = list(doctor.checks(context("gcp", {"job.launcher": "vertex"})))
+    assert "auth plug-in" not in {check.name for check in checks}, "there is no kubeconfig that would call it"
+    (quota,) = [check for check in checks if check.name == "quota"]
+    found = asked([check for check in checks if check.name in ("credentials", "quota")])
+    assert "quotas of its own" in one(found, quota.name).result

@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say why nothing runs where the CLI is absent; tests of the simulation itself need none."""
     for item in items:
-        runs_it = FOLDER in item.path.parents and "stories" in getattr(item, "fixturenames", ())
+        runs_it = FOLDER in item.path.parents and {"stories", "vertex_life"} & set(getattr(item, "fixturenames", ()))
         if runs_it and (reason := _obstacle(config)):
             item.add_marker(pytest.mark.skip(reason=reason))
 

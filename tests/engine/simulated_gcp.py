@@ -87,6 +87,10 @@ def _with(api: str, rules: Rules) -> Rules:
 
 
 RULES: Mapping[str, Rules] = {
+    "gcp:vertex/aiTensorboard:AiTensorboard": _with(
+        "aiplatform",
+        Rules(("region",), identity=lambda name, inputs: "projects/my-project/locations/us-central1/tensorboards/7"),
+    ),
     _NETWORK: _with(
         "compute",
         Rules(

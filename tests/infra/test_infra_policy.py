@@ -364,6 +364,8 @@ OWN: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in stacks()),
     ("gcp", {"gpu.instance_type": "a3-highgpu-8g"}),
     ("aws", {"network.authorized_cidrs": ["198.51.100.7/32"]}),
+    ("gcp", {"job.launcher": "vertex"}),
+    ("azure", {"job.launcher": "azureml"}),
 ]
 
 

@@ -31,21 +31,21 @@ ROOT = Path(__file__).resolve().parents[2]
 _PORT, _EVERY_SECONDS = 9410, 0.5
 _OPTIONS = {
     "train.run": "dashboard",
-    "train.steps": "3000",
+    "train.steps": "1500",
     "train.batch-size": "1024",
-    "train.eval-every": "400",
+    "train.eval-every": "250",
     "model.num-embeddings": "20000",
     "model.embedding-dim": "16",
     "model.dense-arch": "[64,16]",
     "model.over-arch": "[64,1]",
     "data.train-samples": "4000000",
     "data.eval-samples": "16384",
-    "checkpoint.every-steps": "500",
+    "checkpoint.every-steps": "250",
     "metrics.log-every": "20",
     "metrics.progress": "none",
     "metrics.prometheus-port": str(_PORT),
 }
-_KILL_AT_STEP = 1300
+_KILL_AT_STEP = 650
 Labels = frozenset[tuple[str, str]]
 Vector = dict[Labels, float]
 

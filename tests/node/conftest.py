@@ -74,16 +74,17 @@ def programs(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="module")
 def node(programs: None, request: pytest.FixtureRequest) -> Iterator[node_commands.Node]:
     """A running node; the logs of its servers and pods are kept, and named, when a test failed."""
+    began = time.monotonic()
     try:
-        began = time.monotonic()
-        started = node_commands.up()
-        told(f"node ready after {time.monotonic() - began:.1f} s")
-        yield started
+        started = node_commands.up(owned=True)
     except node_commands.NodeError as error:
         pytest.exit(f"error: {error}", returncode=2)
+    told(f"node ready after {time.monotonic() - began:.1f} s")
+    try:
+        yield started
     finally:
         if request.session.stash.get(FAILED, False):
-            say(f"\nlogs of the node: {node_commands.keep_logs(node_commands.Node())}")
+            say(f"\nlogs of the node: {node_commands.keep_logs(started)}")
         node_commands.down()
 
 

@@ -64,6 +64,12 @@ class Node(Plane):
         return bool(state) and started_at(state["pid"]) == state["started_at"]
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether it is the node of a process that has ended without taking it down."""
+        owner = self.state["owner"]
+        return owner is not None and started_at(owner[0]) != owner[1]
+
+    @property
     def first_process(self) -> int:
         """Process 1 of the node's namespaces, by its number on this machine."""
         pid = self.state["pid"]
@@ -122,15 +128,15 @@ def build() -> None:
     node_image.build()
 
 
-def up() -> Node:
-    """A node that is ready and answers DNS."""
+def up(*, owned: bool = False) -> Node:
+    """A node that is ready and answers DNS; one that is `owned` may be cleared away once this process has ended."""
     with alone():
         node = Node()
-        if node.is_alive:
+        if node.is_alive and not node.is_orphan:
             raise NodeError(f"a node is up already: {node.kubeconfig}; `make node-down` takes it down")
         clear(node)
         try:
-            start(node)
+            start(node, owner=os.getpid() if owned else None)
         except BaseException:
             keep_logs(node)
             clear(node)
@@ -138,7 +144,8 @@ def up() -> Node:
         return node
 
 
-def start(node: Node) -> None:
+def start(node: Node, owner: int | None) -> None:
+    """Start process 1 and wait until everything works; `owner` is the process whose node it is."""
     node.folder.mkdir(parents=True, mode=0o711)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -153,7 +160,12 @@ def start(node: Node) -> None:
             pass_fds=[number],
             start_new_session=True,
         )
-        note = {"pid": process.pid, "started_at": started_at(process.pid), "port": listener.getsockname()[1]}
+        note: dict[str, Any] = {
+            "pid": process.pid,
+            "started_at": started_at(process.pid),
+            "port": listener.getsockname()[1],
+        }
+        note["owner"] = [owner, started_at(owner)] if owner else None
     (node.folder / "state.json").write_text(json.dumps(note))
     assert process.stdin is not None
     process.stdin.write(b"go\n")

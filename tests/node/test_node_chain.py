@@ -238,7 +238,9 @@ def test_the_stack_prepares_checks_trains_and_goes(node: Node, driver: Driver, o
     wait_for("end of the run", lambda: status(driver)["state"] == "succeeded", 240)
     ended = time.monotonic()
     said = driver.workloads("logs")
-    result = next(event for line in said.splitlines() for event in parsed(line[line.find("{") :]) if is_result(event))
+    results = [event for line in said.splitlines() for event in parsed(line[line.find("{") :]) if is_result(event)]
+    assert results, f"the logs do not show the end: {said[-2000:]}\n{node.get('pods', '--namespace', NAMESPACE)}"
+    (result,) = results
     assert result["auc"] == pytest.approx(outside["auc"], abs=1e-6)
     assert result["loss"] == pytest.approx(outside["loss"], abs=1e-6)
     assert result["auc"] > 0.75, "the data has a signal"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +42,7 @@ SMALL = {"train": {"steps": 60, "batch_size": 64}, "checkpoint": {"every_steps":
 @pytest.fixture(autouse=True)
 def no_node(programs: None) -> Iterator[None]:
     """These tests start and stop nodes themselves."""
-    if node_commands.Node().is_alive:
+    if (node := node_commands.Node()).is_alive and not node.is_orphan:
         pytest.exit("error: a node is up already; `make node-down` takes it down", returncode=2)
     yield
     node_commands.down()
@@ -84,7 +83,7 @@ def traces() -> dict[str, object]:
 
 def test_a_node_starts_runs_a_job_and_stops_within_a_minute_and_leaves_nothing() -> None:
     before, began = traces(), time.monotonic()
-    node = node_commands.up()
+    node = node_commands.up(owned=True)
     ready = time.monotonic()
     run = Run(node, "minute", trainer=SMALL).start()
     assert run.result()["state"] == "complete"
@@ -98,7 +97,7 @@ def test_a_node_starts_runs_a_job_and_stops_within_a_minute_and_leaves_nothing()
 
 def test_a_node_that_was_killed_with_all_its_processes_leaves_nothing_after_node_down() -> None:
     before = traces()
-    node = node_commands.up()
+    node = node_commands.up(owned=True)
     run = Run(node, "killed", trainer={"train": {"steps": 100_000}}).start()
     wait_for("running containers", lambda: any("/pause" in each for each in servers()))
     first = node.first_process
@@ -113,9 +112,9 @@ def test_a_node_that_was_killed_with_all_its_processes_leaves_nothing_after_node
 
 def test_a_node_starts_again_where_one_was_killed_without_node_down() -> None:
     before = traces()
-    node = node_commands.up()
+    node = node_commands.up(owned=True)
     os.kill(node.state["pid"], signal.SIGKILL)
-    again = node_commands.up()
+    again = node_commands.up(owned=True)
     assert again.kubectl("get", "nodes", "--output=name").stdout == "node/node\n"
     node_commands.down()
     assert traces() == before
@@ -151,12 +150,10 @@ def test_interrupting_a_start_leaves_nothing() -> None:
 
 
 def test_without_root_the_reason_is_one_line() -> None:
-    if (setpriv := shutil.which("setpriv")) is None:
-        pytest.skip("setpriv is not installed")
-    # A copy that another user may read, as a checkout in root's home is closed to others.
-    code = "import os, runpy, sys; os.setuid(65534); sys.argv = ['node.py', 'up']; import node; sys.exit(node.main())"
+    # Imported first: a checkout and its Python may lie where other users may not read.
+    code = "import os, sys, node; os.setuid(65534); sys.exit(node.main(['up']))"
     done = subprocess.run(
-        [setpriv, "--clear-groups", sys.executable, "-c", code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,

@@ -174,3 +174,21 @@ def test_an_epoch_is_as_long_as_the_data_is_known_to_be() -> None:
     assert epoch_samples(TrainConfig.model_validate(criteo)) == 4_195_197_692
     parquet = {"data": {"source": "parquet", "path": "/d", "parquet": {"sparse": ["a"], "dense": ["b"]}}}
     assert epoch_samples(TrainConfig.model_validate(parquet)) is None, "the files have not been read"
+
+
+@pytest.mark.parametrize(
+    ("cloud", "instance_type", "launcher", "usd_per_hour"),
+    [("gcp", "a2-highgpu-8g", "vertex", 2 * 29.387), ("azure", "Standard_ND96asr_v4", "azureml", 2 * 27.197)],
+)
+def test_a_job_on_a_training_service_is_planned_like_any_other(
+    cloud: str,
+    instance_type: str,
+    launcher: str,
+    usd_per_hour: float,
+    stacks: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = SMALL.replace("cloud: aws", f"cloud: {cloud}").replace("p4d.24xlarge", instance_type)
+    write(stacks, text.replace("{run: x}", f"{{run: x, launcher: {launcher}}}"))
+    assert main(["plan", "--stack", "lab", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["usd_per_hour"] == pytest.approx(usd_per_hour)

@@ -9,6 +9,7 @@ from workloads.cli.api import Api, Object, namespaced
 from workloads.cli.errors import CliError, RefusedError
 from workloads.cli.outputs import stack_outputs
 from workloads.facts import COMPONENT_LABEL, RUN_LABEL
+from workloads.settings import SERVICES
 
 #: The kinds of a training job; an owner comes before what it owns.
 KINDS = ("TrainJob", "PyTorchJob", "Job")
@@ -99,6 +100,9 @@ def from_stack(arguments: argparse.Namespace) -> Target:
     stack = arguments.stack
     outputs = stack_outputs(stack)
     job = outputs["job"]
+    if job["launcher"] in SERVICES:
+        lines = "; ".join(f"{what}: `{line}`" for what, line in job["commands"].items())
+        raise CliError(f"run {job['run']!r} is on {job['launcher']}, not on a cluster; {lines}; {job['page']}")
     mend = (
         f"log in to the cloud again, run `pulumi up --stack {stack}`, and check that network.authorized_cidrs lets "
         "this machine in"

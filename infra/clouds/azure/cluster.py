@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network
 
@@ -31,17 +32,30 @@ class Role(StrEnum):
 
     ACR_PULL = "7f951dda-4ed3-4680-a7ca-43fe172d538d"
     ACR_PUSH = "8311e382-0749-4cb8-b61a-304f252e45ec"
+    AI_NETWORK_APPROVER = "b556d68e-0be0-4f35-a333-ad7ee1ce17ea"
     AKS_CLUSTER_ADMIN = "b1ff04bb-8a4e-4dc4-8eb5-8693973ce19b"
+    APPLICATION_INSIGHTS_CONTRIBUTOR = "ae349356-3a1b-4a5e-921d-050484c6347e"
     BLOB_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
     CONTRIBUTOR = "b24988ac-6180-42a0-ab88-20f7382dd24c"
     GRAFANA_ADMIN = "22926164-76b3-42b3-bc55-97df8dab3e41"
+    KEY_VAULT_CONTRIBUTOR = "f25e0fa2-a7c8-4377-a976-54943a77a395"
+    KEY_VAULT_ADMINISTRATOR = "00482a5a-887f-4fb3-b363-3b7fe8e74483"
     KEY_USER = "12338af0-0e69-4776-bea7-57ae08d297de"
     MONITORING_DATA_READER = "b0d8363b-8ddd-447d-831f-62ca05bff136"
+    STORAGE_ACCOUNT_CONTRIBUTOR = "17d1049b-9a84-46fb-8f53-869881c3d3ab"
     NETWORK_CONTRIBUTOR = "4d97b98b-1d4f-4787-a291-c67834d212e7"
 
 
 #: Entra's object id, and its kind where it is known.
 Principal = tuple[pulumi.Input[str], str | None]
+
+
+@dataclass(frozen=True)
+class Principals:
+    """Who uses the registry: machines pull, people push."""
+
+    kubelet_id: pulumi.Output[str]
+    administrators: Mapping[str, Principal]
 
 
 def grant(
@@ -97,6 +111,11 @@ class AksCluster(pulumi.ComponentResource):
         self.kubeconfig = self._kubeconfig()
         self.provider = self._kubernetes()
         self.register_outputs({"name": self.managed.name, "kubeconfig": self.kubeconfig})
+
+    @property
+    def principals(self) -> Principals:
+        """Who uses the cluster's registry."""
+        return Principals(self.kubelet_id, self.administrators)
 
     def _grant(self, what: str, role: Role, scope: pulumi.Input[str]) -> authorization.RoleAssignment:
         """A role for the control plane's own identity."""

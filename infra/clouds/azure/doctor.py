@@ -44,6 +44,10 @@ _NAMESPACES = (
     "Microsoft.Authorization", "Microsoft.Compute", "Microsoft.ContainerRegistry", "Microsoft.ContainerService",
     "Microsoft.ManagedIdentity", "Microsoft.NetApp", "Microsoft.Network", "Microsoft.Storage",
 )  # fmt: skip
+_OF_CLUSTERS = {"Microsoft.ContainerService", "Microsoft.NetApp"}
+_OF_SERVICE = (
+    "Microsoft.Insights", "Microsoft.KeyVault", "Microsoft.MachineLearningServices", "Microsoft.OperationalInsights",
+)  # fmt: skip
 _OF_MONITORING = ("Microsoft.Dashboard", "Microsoft.Insights", "Microsoft.Monitor")
 _CONFIGURED = "azure-native:subscriptionId"
 _REGISTRY = re.compile(r"^[a-z0-9]+\.azurecr\.io$")
@@ -165,6 +169,8 @@ class Questions:
     def providers(self) -> Finding | list[Finding]:
         """Every resource provider that the stack's resources belong to."""
         needed = (*_NAMESPACES, *(_OF_MONITORING if self.settings.monitoring.managed else ()))
+        if self.settings.service:
+            needed = (*(name for name in _NAMESPACES if name not in _OF_CLUSTERS), *_OF_SERVICE)
         states = {
             str(item["namespace"]).lower(): item["registrationState"]
             for item in self.arm.listed(f"{self.arm.root}/providers", "2021-04-01")
@@ -223,6 +229,8 @@ class Questions:
 
     def quota(self) -> Finding:
         """Cores for the pool at its maximum beside those in use: of the size's family, or of spot."""
+        if self.settings.service:
+            return skipped("Azure Machine Learning has quotas of its own: Quotas in the studio, at the subscription")
         gpu = self.settings.gpu
         size = self._size()
         if size is None:

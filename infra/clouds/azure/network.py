@@ -16,19 +16,15 @@ _ZONES: Mapping[str, str] = {
     "dfs": "privatelink.dfs.core.windows.net",
     "registry": "privatelink.azurecr.io",
     "grafana": "privatelink.grafana.azure.com",
+    "amlworkspace": "privatelink.api.azureml.ms",
 }
 
 
-class PrivateNetwork(pulumi.ComponentResource):
-    """A VNet whose nodes have no public address: they leave through one NAT gateway.
-
-    Three subnets: nodes, NetApp (delegated to its service) and private endpoints.
-    """
+class EndpointNetwork(pulumi.ComponentResource):
+    """A VNet in which Azure's services have private addresses, in a subnet of their own."""
 
     resource_group: resources.ResourceGroup
     vnet: vnets.VirtualNetwork
-    nodes: vnets.Subnet
-    netapp: vnets.Subnet
     endpoints: vnets.Subnet
 
     def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -39,27 +35,17 @@ class PrivateNetwork(pulumi.ComponentResource):
             f"{name}-group", location=settings.location, tags=settings.labels, opts=self._child
         )
         self.vnet = self._vnet()
-        ranges = settings.network.subnets
-        nodes, pods = ranges["network.nodes_cidr"], settings.network.pods_cidr
-        gateway = self._nat_gateway()
-        # Azure changes one subnet of a VNet at a time: each waits for the one before.
-        self.nodes = self._subnet(
-            "nodes", nodes, self._firewall("nodes", overlay_rules(nodes, pods)), (), gateway=gateway
-        )
-        self.netapp = self._subnet(
-            "netapp",
-            ranges["network.netapp_cidr"],
-            self._firewall("netapp", only(nodes, "2049")),
-            (self.nodes,),
-            delegated_to="Microsoft.NetApp/volumes",
-        )
         self.endpoints = self._subnet(
             "endpoints",
-            ranges["network.endpoints_cidr"],
+            settings.network.subnets["network.endpoints_cidr"],
             self._firewall("endpoints", only("VirtualNetwork", "443")),
-            (self.netapp,),
+            self._subnets_before(),
         )
         self.register_outputs({"vnet": self.vnet.id})
+
+    def _subnets_before(self) -> Sequence[vnets.Subnet]:
+        """Further subnets, the last of which is waited for: Azure changes one subnet of a VNet at a time."""
+        return ()
 
     def _vnet(self) -> vnets.VirtualNetwork:
         """The VNet alone: its subnets are resources of their own, so that each can be waited for and destroyed."""
@@ -67,25 +53,6 @@ class PrivateNetwork(pulumi.ComponentResource):
             f"{self._name}-vnet",
             resource_group_name=self.resource_group.name,
             address_space=vnets.AddressSpaceArgs(address_prefixes=[self._settings.network.cidr]),
-            tags=self._settings.labels,
-            opts=self._child,
-        )
-
-    def _nat_gateway(self) -> vnets.NatGateway:
-        """The one public address of the cluster, for connections that nodes open."""
-        address = vnets.PublicIPAddress(
-            f"{self._name}-address",
-            resource_group_name=self.resource_group.name,
-            public_ip_allocation_method="Static",
-            sku=vnets.PublicIPAddressSkuArgs(name="Standard"),
-            tags=self._settings.labels,
-            opts=self._child,
-        )
-        return vnets.NatGateway(
-            f"{self._name}-nat",
-            resource_group_name=self.resource_group.name,
-            public_ip_addresses=[vnets.SubResourceArgs(id=address.id)],
-            sku=vnets.NatGatewaySkuArgs(name="Standard"),
             tags=self._settings.labels,
             opts=self._child,
         )
@@ -124,6 +91,52 @@ class PrivateNetwork(pulumi.ComponentResource):
             # Without it a private endpoint ignores the subnet's rules.
             private_endpoint_network_policies="NetworkSecurityGroupEnabled",
             opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
+        )
+
+
+class PrivateNetwork(EndpointNetwork):
+    """A VNet whose nodes have no public address: they leave through one NAT gateway.
+
+    Three subnets: nodes, NetApp (delegated to its service) and private endpoints.
+    """
+
+    nodes: vnets.Subnet
+    netapp: vnets.Subnet
+
+    def _subnets_before(self) -> Sequence[vnets.Subnet]:
+        """The nodes', then NetApp's."""
+        ranges = self._settings.network.subnets
+        nodes, pods = ranges["network.nodes_cidr"], self._settings.network.pods_cidr
+        gateway = self._nat_gateway()
+        self.nodes = self._subnet(
+            "nodes", nodes, self._firewall("nodes", overlay_rules(nodes, pods)), (), gateway=gateway
+        )
+        self.netapp = self._subnet(
+            "netapp",
+            ranges["network.netapp_cidr"],
+            self._firewall("netapp", only(nodes, "2049")),
+            (self.nodes,),
+            delegated_to="Microsoft.NetApp/volumes",
+        )
+        return (self.netapp,)
+
+    def _nat_gateway(self) -> vnets.NatGateway:
+        """The one public address of the cluster, for connections that nodes open."""
+        address = vnets.PublicIPAddress(
+            f"{self._name}-address",
+            resource_group_name=self.resource_group.name,
+            public_ip_allocation_method="Static",
+            sku=vnets.PublicIPAddressSkuArgs(name="Standard"),
+            tags=self._settings.labels,
+            opts=self._child,
+        )
+        return vnets.NatGateway(
+            f"{self._name}-nat",
+            resource_group_name=self.resource_group.name,
+            public_ip_addresses=[vnets.SubResourceArgs(id=address.id)],
+            sku=vnets.NatGatewaySkuArgs(name="Standard"),
+            tags=self._settings.labels,
+            opts=self._child,
         )
 
 
@@ -179,7 +192,7 @@ def address_or_range(cidr: str) -> str:
 
 def private_endpoint(
     name: str,
-    network: PrivateNetwork,
+    network: EndpointNetwork,
     target: pulumi.Input[str],
     kind: str,
     tags: Mapping[str, str],

@@ -25,7 +25,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
     namespace = training_namespace(name, settings.namespace, fabric, settings.labels, on_cluster)
     shared = SharedStorage(f"{name}-storage", settings, network, cluster, namespace, opts)
     objects = ObjectStore(f"{name}-objects", settings, network, cluster, opts)
-    registry = ContainerRegistry(f"{name}-registry", settings, network, cluster, opts)
+    registry = ContainerRegistry(f"{name}-registry", settings, network, cluster.principals, opts)
     commands: dict[str, pulumi.Input[str]] = preflight(settings) | {
         "registry_login": registry.login,
         "upload_data": objects.upload,

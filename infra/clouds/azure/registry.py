@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulumi
 from pulumi_azure_native import containerregistry
 
-from infra.clouds.azure.cluster import AksCluster, Role, grant
-from infra.clouds.azure.network import PrivateNetwork, address_or_range, private_endpoint
+from infra.clouds.azure.cluster import Principals, Role, grant
+from infra.clouds.azure.network import EndpointNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
 from infra.contract import Registry
 
@@ -15,6 +15,7 @@ class ContainerRegistry(pulumi.ComponentResource):
     """A registry without passwords: nodes pull with their own identity, people push with theirs (`az acr login`)."""
 
     facts: Registry
+    registry_id: pulumi.Output[str]
     login: pulumi.Output[str]
     ready: tuple[pulumi.Resource, ...]
 
@@ -22,8 +23,8 @@ class ContainerRegistry(pulumi.ComponentResource):
         self,
         name: str,
         settings: Settings,
-        network: PrivateNetwork,
-        cluster: AksCluster,
+        network: EndpointNetwork,
+        cluster: Principals,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("torchrec-cloud:azure:Registry", name, None, opts)
@@ -36,13 +37,14 @@ class ContainerRegistry(pulumi.ComponentResource):
         self.facts = Registry(
             repository=pulumi.Output.concat(registry.login_server, "/trainer"), server=registry.login_server
         )
+        self.registry_id = registry.id
         self.login = pulumi.Output.concat("az acr login --name ", registry.name)
         self.ready = (address, pull)
         self.register_outputs({"server": registry.login_server})
 
 
 def _registry(
-    name: str, settings: Settings, network: PrivateNetwork, opts: pulumi.ResourceOptions
+    name: str, settings: Settings, network: EndpointNetwork, opts: pulumi.ResourceOptions
 ) -> containerregistry.Registry:
     """Premium is the one tier with private endpoints and rules on addresses."""
     authorized = settings.network.authorized_cidrs

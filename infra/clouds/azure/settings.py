@@ -91,6 +91,17 @@ class Gpu(ManagedGpuSettings):
     zone: Annotated[str, BeforeValidator(str)] | None = Field(None, examples=["1"])
 
 
+class AzureML(Section):
+    """What `job.launcher azureml` reads: Azure Machine Learning runs the job, and there is no cluster.
+
+    `idle_minutes` is how long machines stay after a job, in case another comes. `endpoint` is the resource manager's
+    address, another one in Azure's sovereign clouds.
+    """
+
+    idle_minutes: int = Field(5, ge=1, le=24 * 60)
+    endpoint: str = Field("https://management.azure.com", pattern=r"^https://[^/]+$")
+
+
 class System(Section):
     """The pool that holds everything but training: operators, Prometheus, the cluster's own pods."""
 
@@ -287,6 +298,14 @@ class Settings(ManagedStackSettings):
     """All keys of a stack on Azure."""
 
     provider_keys: ClassVar[Mapping[str, str]] = {"location": "azure-native:location"}
+    services: ClassVar[tuple[str, ...]] = ("azureml",)
+    of_clusters: ClassVar[tuple[str, ...]] = (
+        *ManagedStackSettings.of_clusters,
+        *("kubernetes", "system", "monitoring", "storage.tier", "gpu.driver", "gpu.zone"),
+        *(f"network.{key}" for key in ("nodes_cidr", "netapp_cidr", "pods_cidr", "services_cidr")),
+        "network.proximity_placement",
+    )
+    for_services: ClassVar[tuple[str, ...]] = ("azureml",)
 
     location: str = Field(pattern=r"^[a-z][a-z0-9]+$", examples=["eastus"])
     gpu: Gpu
@@ -295,6 +314,7 @@ class Settings(ManagedStackSettings):
     network: Network = Network()
     storage: Storage = Storage()
     monitoring: Monitoring = Monitoring()
+    azureml: AzureML = AzureML()
 
     @property
     def instance(self) -> catalog.InstanceType:
@@ -330,6 +350,8 @@ class Settings(ManagedStackSettings):
     @property
     def required_features(self) -> tuple[str, ...]:
         """Features that the subscription must have registered before `pulumi up`."""
+        if self.service:
+            return ()
         fabric = ("Microsoft.ContainerService/AKSInfinibandSupport",) if self.infiniband else ()
         return fabric + (("Microsoft.Compute/EncryptionAtHost",) if self.kubernetes.host_encryption else ())
 
@@ -341,6 +363,9 @@ class Settings(ManagedStackSettings):
     def problems(self) -> Iterable[Problem]:
         """Mistakes across sections."""
         yield from super().problems()
+        if self.service:
+            yield from self._service_problems()
+            return
         # The system pool's upgrade brings one node more.
         most = max(self.gpu.nodes.desired, self.gpu.nodes.max)
         yield from self.network.problems(most + self.system.num_nodes + 1)
@@ -351,6 +376,13 @@ class Settings(ManagedStackSettings):
         if self.network.proximity_placement and self.gpu.capacity == "reservation":
             key = "network.proximity_placement"
             yield Problem(key, "beside a capacity reservation, which refuses it", "false or unset", unset(key), True)
+
+    def _service_problems(self) -> Iterable[Problem]:
+        """What Azure Machine Learning's machines cannot be, and addresses that the firewalls would refuse."""
+        yield from self.network.problems(num_nodes=0)
+        if self.gpu.capacity == "reservation":
+            key, wrong = "gpu.capacity", f"{self.service} takes no machines from a capacity reservation"
+            yield Problem(key, wrong, "on_demand | spot", mend(key, "on_demand"), "reservation")
 
     def _zone_problems(self) -> Iterable[Problem]:
         """A zone is a number from 1 to 3 of the stack's own region."""
@@ -365,6 +397,8 @@ class Settings(ManagedStackSettings):
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """GPU nodes, control plane, system nodes, NetApp, and what the private network costs even when idle."""
+        if self.service:
+            return (*super().cost_lines(num_gpu_nodes), *_service_lines(prices("fixed")))
         system = prices("system").get(self.system.instance_type, 0.0)
         netapp = f"GiB of NetApp {self.storage.tier} ({self.storage.throughput_mibps} MiB/s)"
         counts = {"private endpoint": self.num_private_endpoints} | {_GRAFANA: int(self.monitoring.managed)}
@@ -375,3 +409,9 @@ class Settings(ManagedStackSettings):
             CostLine(netapp, self.storage.size_gib, prices("netapp")[self.storage.tier]),
             *(CostLine(what, counts.get(what, 1), price) for what, price in fixed.items() if counts.get(what, 1)),
         )
+
+
+def _service_lines(fixed: Mapping[str, float]) -> Sequence[CostLine]:
+    """What is billed beside Azure Machine Learning whether a job runs or not: the registry, and private addresses."""
+    counts = {"container registry (Premium)": 1, "private endpoint": 3}
+    return [CostLine(what, count, fixed[what]) for what, count in counts.items()]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pulumi
 import pulumi_kubernetes as k8s
 from pulumi_azure_native import managedidentity, netapp, resources, storage
 
-from infra.clouds.azure.cluster import AksCluster, Role, grant
-from infra.clouds.azure.network import PrivateNetwork, address_or_range, private_endpoint
+from infra.clouds.azure.cluster import AksCluster, Principal, Role, grant
+from infra.clouds.azure.network import EndpointNetwork, PrivateNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
 from infra.contract import Identity, Storage
 from infra.volume import static_volume
 
 _CONTAINER = "training"
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS, DATASETS = "checkpoints", "datasets"
+#: adlfs, which opens abfs:// for fsspec, tries without any credential unless told not to.
+KEYLESS = {"AZURE_STORAGE_ANON": "false"}
 #: NetApp's names are given: the API answers a pool's name as `account/pool`, which a volume's request must not repeat.
 _POOL, _VOLUME = "datasets", "datasets"
 #: 4.1 needs one port. Several connections carry more than one does, 256 KiB a request suits large reads (Azure NetApp
@@ -23,24 +25,27 @@ _POOL, _VOLUME = "datasets", "datasets"
 _MOUNT_OPTIONS = ("nfsvers=4.1", "nconnect=8", "rsize=262144", "wsize=262144", "hard", "noatime")
 
 
-class ObjectStore(pulumi.ComponentResource):
-    """A Data Lake account (hierarchical names, so that renaming a checkpoint is one step) with one container.
+class Container(pulumi.ComponentResource):
+    """A storage account with one container, private addresses for it, and people who may write to it.
 
     It has a resource group of its own: deleting the stack's group would delete an account that is to be kept.
     """
 
+    #: Private addresses; with hierarchical names, so that renaming a checkpoint is one step, there is a second kind.
+    kinds: Sequence[str] = ("blob", "dfs")
+    hierarchical = True
+    bypass = "None"
+
     container_uri: pulumi.Output[str]
     checkpoint_uri: pulumi.Output[str]
-    identity: Identity
     upload: pulumi.Output[str]
-    ready: tuple[pulumi.Resource, ...]
 
     def __init__(
         self,
         name: str,
         settings: Settings,
-        network: PrivateNetwork,
-        cluster: AksCluster,
+        network: EndpointNetwork,
+        administrators: Mapping[str, Principal],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("torchrec-cloud:azure:ObjectStore", name, None, opts)
@@ -50,24 +55,21 @@ class ObjectStore(pulumi.ComponentResource):
         self._group = resources.ResourceGroup(
             f"{name}-group", location=settings.location, tags=settings.labels, opts=self._kept
         )
-        account = self._account()
+        self.account = account = self._account()
         self._life_cycle(account)
-        container = self._container(account)
-        addresses = [
-            private_endpoint(name, network, account.id, kind, settings.labels, self._child) for kind in ("blob", "dfs")
+        self.container = container = self._container(account)
+        self._addresses = [
+            private_endpoint(name, network, account.id, kind, settings.labels, self._child) for kind in self.kinds
         ]
-        trainer = self._trainer(container, cluster)
-        for who, (principal, kind) in cluster.administrators.items():
+        for who, (principal, kind) in administrators.items():
             grant(f"{name}-people-{who}", Role.BLOB_CONTRIBUTOR, container.id, principal, kind, self._child)
         self.container_uri = pulumi.Output.concat("abfs://", container.name, "@", account.name, ".dfs.core.windows.net")
-        self.checkpoint_uri = pulumi.Output.concat(self.container_uri, "/", _CHECKPOINTS)
+        self.checkpoint_uri = pulumi.Output.concat(self.container_uri, "/", CHECKPOINTS)
         self.upload = pulumi.Output.concat(
             "az storage blob upload-batch --auth-mode login --account-name ",
             account.name,
-            f" --destination {_CONTAINER} --destination-path datasets --source <folder>",
+            f" --destination {_CONTAINER} --destination-path {DATASETS} --source <folder>",
         )
-        self.ready = (*addresses, *trainer)
-        self.register_outputs({"uri": self.container_uri})
 
     def _account(self) -> storage.StorageAccount:
         """Entra is the only way in; the address is private unless ranges are authorised."""
@@ -83,7 +85,7 @@ class ObjectStore(pulumi.ComponentResource):
             resource_group_name=self._group.name,
             kind="StorageV2",
             sku=storage.SkuArgs(name="Standard_ZRS" if self._settings.has_zones else "Standard_LRS"),
-            is_hns_enabled=True,
+            is_hns_enabled=self.hierarchical,
             allow_shared_key_access=False,
             default_to_o_auth_authentication=True,
             is_local_user_enabled=False,
@@ -93,7 +95,7 @@ class ObjectStore(pulumi.ComponentResource):
             minimum_tls_version="TLS1_2",
             public_network_access="Enabled" if authorized else "Disabled",
             network_rule_set=storage.NetworkRuleSetArgs(
-                default_action=storage.DefaultAction.DENY, bypass="None", ip_rules=rules
+                default_action=storage.DefaultAction.DENY, bypass=self.bypass, ip_rules=rules
             ),
             tags=self._settings.labels,
             opts=self._kept,
@@ -117,7 +119,7 @@ class ObjectStore(pulumi.ComponentResource):
         expired = storage.DateAfterModificationArgs(days_after_modification_greater_than=days)
         definition = storage.ManagementPolicyDefinitionArgs(
             filters=storage.ManagementPolicyFilterArgs(
-                blob_types=["blockBlob"], prefix_match=[f"{_CONTAINER}/{_CHECKPOINTS}/"]
+                blob_types=["blockBlob"], prefix_match=[f"{_CONTAINER}/{CHECKPOINTS}/"]
             ),
             actions=storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=expired)),
         )
@@ -131,37 +133,83 @@ class ObjectStore(pulumi.ComponentResource):
             opts=self._kept,
         )
 
-    def _trainer(self, container: storage.BlobContainer, cluster: AksCluster) -> Sequence[pulumi.Resource]:
-        """The identity of the trainer's service account: it may read and write this one container."""
-        self.identity = Identity()
-        group = self._network.resource_group.name
+    def _trainer(self) -> tuple[managedidentity.UserAssignedIdentity, pulumi.Resource]:
+        """The identity of the trainer: it may read and write this one container."""
         trainer = managedidentity.UserAssignedIdentity(
-            f"{self._name}-trainer", resource_group_name=group, tags=self._settings.labels, opts=self._child
-        )
-        federation = managedidentity.FederatedIdentityCredential(
-            f"{self._name}-federation",
-            resource_group_name=group,
-            resource_name_=trainer.name,
-            issuer=cluster.issuer,
-            subject=f"system:serviceaccount:{self._settings.namespace}:{self.identity.service_account}",
-            audiences=["api://AzureADTokenExchange"],
+            f"{self._name}-trainer",
+            resource_group_name=self._network.resource_group.name,
+            tags=self._settings.labels,
             opts=self._child,
         )
         allowed = grant(
             f"{self._name}-checkpoints",
             Role.BLOB_CONTRIBUTOR,
-            container.id,
+            self.container.id,
             trainer.principal_id,
             "ServicePrincipal",
             self._child,
         )
+        return trainer, allowed
+
+
+class ObjectStore(Container):
+    """The container of a cluster: pods write to it as the trainer's service account."""
+
+    identity: Identity
+    ready: tuple[pulumi.Resource, ...]
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        network: PrivateNetwork,
+        cluster: AksCluster,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__(name, settings, network, cluster.administrators, opts)
+        trainer, allowed = self._trainer()
+        federation = managedidentity.FederatedIdentityCredential(
+            f"{name}-federation",
+            resource_group_name=network.resource_group.name,
+            resource_name_=trainer.name,
+            issuer=cluster.issuer,
+            subject=f"system:serviceaccount:{settings.namespace}:{Identity().service_account}",
+            audiences=["api://AzureADTokenExchange"],
+            opts=self._child,
+        )
         self.identity = Identity(
             annotations={"azure.workload.identity/client-id": trainer.client_id},
             pod_labels={"azure.workload.identity/use": "true"},
-            # adlfs, which opens abfs:// for fsspec, tries without any credential unless told not to.
-            env={"AZURE_STORAGE_ANON": "false"},
+            env=KEYLESS,
         )
-        return federation, allowed
+        self.ready = (*self._addresses, federation, allowed)
+        self.register_outputs({"uri": self.container_uri})
+
+
+class ServiceStore(Container):
+    """The container of a training service, whose workspace takes no account with hierarchical names for its own.
+
+    The service itself comes in past the firewall, as Azure's trusted services do, to show logs.
+    """
+
+    kinds = ("blob",)
+    hierarchical = False
+    bypass = "AzureServices"
+
+    trainer: managedidentity.UserAssignedIdentity
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        network: EndpointNetwork,
+        administrators: Mapping[str, Principal],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__(name, settings, network, administrators, opts)
+        self.trainer, allowed = self._trainer()
+        self.ready = (*self._addresses, allowed)
+        self.register_outputs({"uri": self.container_uri})
 
 
 class SharedStorage(pulumi.ComponentResource):

@@ -104,7 +104,8 @@ def checks(context: Context) -> list[Check]:
         "bucket": Questions.bucket,
     }
     later = [Check(name, partial(_later, run, opened, settings), WHO) for name, run in asked.items()]
-    return [Check(WHO, partial(_asking, who, settings)), *later, Check("auth plug-in", auth_plugin)]
+    plugin = [] if settings.service else [Check("auth plug-in", auth_plugin)]
+    return [Check(WHO, partial(_asking, who, settings)), *later, *plugin]
 
 
 def devices(_: Settings) -> Mapping[str, int]:
@@ -205,6 +206,8 @@ class Questions:
 
     def quota(self) -> Finding | list[Finding]:
         """GPUs of the model in the region, GPUs of all models everywhere, and networks."""
+        if self.settings.service:
+            return skipped("Vertex AI has quotas of its own (custom_model_training_...): IAM & Admin > Quotas")
         gpu, project = self.settings.gpu, self.settings.gcp_project
         if gpu.capacity == "reservation":
             return skipped("nodes of a reservation were counted when it was made")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pulumi
 import pulumi_gcp as gcp
 
@@ -75,9 +77,11 @@ class Apis(pulumi.ComponentResource):
     They stay on after `pulumi destroy`: other stacks of the project use them, and one that is on costs nothing.
     """
 
-    def __init__(self, name: str, project: str, opts: pulumi.ResourceOptions | None = None) -> None:
+    def __init__(
+        self, name: str, project: str, opts: pulumi.ResourceOptions | None = None, services: Sequence[str] = _APIS
+    ) -> None:
         super().__init__("torchrec-cloud:gcp:Apis", name, None, opts)
-        for service in _APIS:
+        for service in services:
             gcp.projects.Service(
                 f"{name}-{service}",
                 project=project,

@@ -103,6 +103,22 @@ class KubernetesCluster(Section):
     location: Literal["regional", "zonal"] = "regional"
 
 
+class Vertex(Section):
+    """What `job.launcher vertex` reads: Vertex AI runs the job, and there is no cluster.
+
+    `tensorboard` makes an instance that shows the run's curves in the console. `start_minutes` is how long `pulumi up`
+    waits for the machines before it leaves the job in its queue; `queue_hours` how long flex-start looks for them,
+    unset a day. `endpoint` replaces the region's own address, as Private Service Connect needs it.
+    """
+
+    tensorboard: bool = True
+    start_minutes: int = Field(10, ge=1, le=120)
+    queue_hours: int | None = Field(None, ge=1, le=MAX_FLEX_START_HOURS)
+    endpoint: str | None = Field(
+        None, pattern=r"^https?://[^/]+$", examples=["https://us-central1-aiplatform-<endpoint>.p.googleapis.com"]
+    )
+
+
 class System(Section):
     """The nodes that run everything but training: operators, dashboards, DNS."""
 
@@ -135,6 +151,12 @@ class Settings(ManagedStackSettings):
         "region": "gcp:region",
         "zone": "gcp:zone",
     }
+    services: ClassVar[tuple[str, ...]] = ("vertex",)
+    of_clusters: ClassVar[tuple[str, ...]] = (
+        *ManagedStackSettings.of_clusters,
+        *("network", "cluster", "system", "gpu.nodes.min"),
+    )
+    for_services: ClassVar[tuple[str, ...]] = ("vertex",)
 
     gcp_project: str = Field(pattern=r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$", examples=["my-project"])
     region: str = Field(pattern=r"^[a-z]+-[a-z]+\d+$", examples=["us-central1"])
@@ -144,6 +166,7 @@ class Settings(ManagedStackSettings):
     cluster: KubernetesCluster = KubernetesCluster()
     system: System = System()
     storage: Storage = Storage()
+    vertex: Vertex = Vertex()
 
     @property
     def instance(self) -> catalog.InstanceType | None:
@@ -194,10 +217,20 @@ class Settings(ManagedStackSettings):
         """Mistakes across sections."""
         yield from super().problems()
         yield from checks.zone_in_region("gcp:zone", self.zone, self.region, "-")
+        yield from self._name_problems()
+        if self.service:
+            yield from self._service_problems()
+            return
         yield from self._address_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, _prices()["system_nodes"])
         yield from self.storage.problems()
-        yield from self._name_problems()
+
+    def _service_problems(self) -> Iterable[Problem]:
+        """What Vertex AI would do nothing with."""
+        hours = self.vertex.queue_hours
+        if hours is not None and self.gpu.capacity != "flex_start":
+            key, wrong = "vertex.queue_hours", f"capacity {self.gpu.capacity!r} has no queue"
+            yield Problem(key, wrong, "only with gpu.capacity flex_start", unset(key), hours)
 
     def _address_problems(self) -> Iterable[Problem]:
         """Ranges apart from each other, and wide enough for the nodes, their pods and the services."""
@@ -230,7 +263,12 @@ class Settings(ManagedStackSettings):
                 yield Problem(name, "a label that Google Cloud refuses", legal, unset(name), key)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
-        """The GPU nodes and everything that is billed by the hour whether it is used or not."""
+        """The GPU nodes and everything that is billed by the hour whether it is used or not.
+
+        Beside a service there is no such thing: its machines are billed while the job runs.
+        """
+        if self.service:
+            return super().cost_lines(num_gpu_nodes)
         prices, num_system = _prices(), self.system.num_nodes
         nat = min((num_gpu_nodes + num_system) * prices["nat"]["node"], prices["nat"]["gateway_at_most"])
         system_price = prices["system_nodes"].get(self.system.instance_type, 0.0)

@@ -47,44 +47,10 @@ class TrainingStorage(pulumi.ComponentResource):
         self._name, self._settings = name, settings
         self._child = pulumi.ResourceOptions(parent=self)
         self.facts = Storage("datasets", settings.storage.mount_path, settings.storage.size_gib, "ReadWriteMany")
-        self.bucket_name = self._bucket().name
+        self.bucket_name = checkpoint_bucket(name, settings, self).name
         self.identity = self._identity(cluster)
         self._volume(self._filestore(network), cluster, namespace)
         self.register_outputs({"bucket": self.bucket_name, "claim": self.facts.claim_name})
-
-    def _bucket(self) -> gcp.storage.Bucket:
-        """Private, versioned, encrypted by Google's own keys and not by one of this stack.
-
-        `pulumi destroy` would destroy that key's versions, and checkpoints that outlive the stack must stay readable.
-        Versions take the place of soft delete, whose shortest term of 7 days is billed for every checkpoint replaced.
-        """
-        keeps = self._settings.storage.on_destroy == "keep"
-        return gcp.storage.Bucket(
-            f"{self._name}-bucket",
-            location=self._settings.region,
-            storage_class="STANDARD",
-            uniform_bucket_level_access=True,
-            public_access_prevention="enforced",
-            versioning=gcp.storage.BucketVersioningArgs(enabled=True),
-            soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
-            lifecycle_rules=self._lifecycle(),
-            force_destroy=not keeps,
-            labels=self._settings.labels,
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=keeps),
-        )
-
-    def _lifecycle(self) -> Sequence[gcp.storage.BucketLifecycleRuleArgs]:
-        """Nothing that nobody can see is paid for: old versions, unfinished uploads, checkpoints past their age."""
-        condition = gcp.storage.BucketLifecycleRuleConditionArgs
-        rules = [
-            _rule("Delete", condition(days_since_noncurrent_time=_DAYS_OF_OLD_VERSIONS, with_state="ARCHIVED")),
-            _rule("AbortIncompleteMultipartUpload", condition(age=1)),
-        ]
-        days = self._settings.storage.expire_checkpoints_after_days
-        if days:
-            old = condition(age=days, with_state="LIVE", matches_prefixes=[f"{CHECKPOINTS}/"])
-            rules.append(_rule("Delete", old))
-        return rules
 
     def _identity(self, cluster: Cluster) -> Identity:
         """The trainer's account: it reads the bucket and writes its checkpoints, and only its pods may be it."""
@@ -94,8 +60,7 @@ class TrainingStorage(pulumi.ComponentResource):
             display_name=f"Trainer of {self._settings.stack}",
             opts=self._child,
         )
-        self._grant("reader", account, "roles/storage.objectViewer")
-        self._grant("writer", account, "roles/storage.objectUser", _below(self.bucket_name, CHECKPOINTS))
+        grant_bucket(self._name, self.bucket_name, account, self._child)
         facts = Identity(annotations={"iam.gke.io/gcp-service-account": account.email}, endpoints=(_METADATA_SERVER,))
         pods = f"serviceAccount:{cluster.workload_pool}[{self._settings.namespace}/{facts.service_account}]"
         gcp.serviceaccount.IAMMember(
@@ -107,22 +72,6 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[cluster.control_plane]),
         )
         return facts
-
-    def _grant(
-        self,
-        what: str,
-        account: gcp.serviceaccount.Account,
-        role: str,
-        condition: gcp.storage.BucketIAMMemberConditionArgs | None = None,
-    ) -> None:
-        gcp.storage.BucketIAMMember(
-            f"{self._name}-{what}",
-            bucket=self.bucket_name,
-            role=role,
-            member=account.member,
-            condition=condition,
-            opts=self._child,
-        )
 
     def _filestore(self, network: Network) -> gcp.filestore.Instance:
         """NFS in the zone of the GPU nodes, gone with the stack: datasets are copied from the bucket."""
@@ -150,6 +99,56 @@ class TrainingStorage(pulumi.ComponentResource):
         on_cluster = pulumi.ResourceOptions(parent=self, provider=cluster.provider)
         labels = self._settings.labels
         static_volume(self._name, self.facts, namespace.metadata.name, labels, on_cluster, csi=source)
+
+
+def checkpoint_bucket(name: str, settings: Settings, parent: pulumi.Resource) -> gcp.storage.Bucket:
+    """Private, versioned, encrypted by Google's own keys and not by one of this stack.
+
+    `pulumi destroy` would destroy that key's versions, and checkpoints that outlive the stack must stay readable.
+    Versions take the place of soft delete, whose shortest term of 7 days is billed for every checkpoint replaced.
+    """
+    keeps = settings.storage.on_destroy == "keep"
+    return gcp.storage.Bucket(
+        f"{name}-bucket",
+        location=settings.region,
+        storage_class="STANDARD",
+        uniform_bucket_level_access=True,
+        public_access_prevention="enforced",
+        versioning=gcp.storage.BucketVersioningArgs(enabled=True),
+        soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
+        lifecycle_rules=_lifecycle(settings.storage.expire_checkpoints_after_days),
+        force_destroy=not keeps,
+        labels=settings.labels,
+        opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=keeps),
+    )
+
+
+def _lifecycle(days: int | None) -> Sequence[gcp.storage.BucketLifecycleRuleArgs]:
+    """Nothing that nobody can see is paid for: old versions, unfinished uploads, checkpoints past their age."""
+    condition = gcp.storage.BucketLifecycleRuleConditionArgs
+    rules = [
+        _rule("Delete", condition(days_since_noncurrent_time=_DAYS_OF_OLD_VERSIONS, with_state="ARCHIVED")),
+        _rule("AbortIncompleteMultipartUpload", condition(age=1)),
+    ]
+    if days:
+        old = condition(age=days, with_state="LIVE", matches_prefixes=[f"{CHECKPOINTS}/"])
+        rules.append(_rule("Delete", old))
+    return rules
+
+
+def grant_bucket(
+    name: str, bucket: pulumi.Output[str], account: gcp.serviceaccount.Account, opts: pulumi.ResourceOptions
+) -> tuple[pulumi.Resource, ...]:
+    """The account reads the whole bucket and writes the folder of checkpoints."""
+    return tuple(
+        gcp.storage.BucketIAMMember(
+            f"{name}-{what}", bucket=bucket, role=role, member=account.member, condition=condition, opts=opts
+        )
+        for what, role, condition in (
+            ("reader", "roles/storage.objectViewer", None),
+            ("writer", "roles/storage.objectUser", _below(bucket, CHECKPOINTS)),
+        )
+    )
 
 
 def _rule(action: str, condition: gcp.storage.BucketLifecycleRuleConditionArgs) -> gcp.storage.BucketLifecycleRuleArgs:

@@ -48,6 +48,11 @@ def pools(resources: Sequence[Resource]) -> Iterator[tuple[Resource, str, float]
             in_each = scaling.get("maxNodeCount") or props.get("nodeCount") or props.get("initialNodeCount")
             most = _number(scaling.get("totalMaxNodeCount")) or _number(in_each) * zones
             yield item, str((props.get("nodeConfig") or {}).get("machineType")), most
+        elif item.type == "azure-native:machinelearningservices:Compute":
+            compute = (props.get("properties") or {}).get("properties") or {}
+            yield item, str(compute.get("vmSize")), _number((compute.get("scaleSettings") or {}).get("maxNodeCount"))
+        elif item.type == "pulumi-python:dynamic/vertex:CustomJob":
+            yield item, str(props.get("machineType")), _number(props.get("numMachines"))
 
 
 def check(resources: Sequence[Resource], config: Config) -> Iterable[tuple[str, str | None]]:

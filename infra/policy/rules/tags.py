@@ -9,6 +9,10 @@ from infra.policy.reading import UNKNOWN, Config, Resource, is_shell, matches, r
 _CLOUDS = ("aws:*", "azure-native:*", "eks:*", "gcp:*")
 #: Where the three clouds keep them.
 _KEYS = ("tags", "labels", "resourceLabels", "userLabels")
+_WITHIN = {"gcp:container/nodePool:NodePool": "nodeConfig"} | {
+    f"azure-native:machinelearningservices:{kind}": "properties"
+    for kind in ("Datastore", "EnvironmentContainer", "EnvironmentVersion", "Job")
+}
 _UNTAGGABLE = (
     "aws:autoscaling/tag:Tag",
     "aws:ec2/route:Route",
@@ -23,6 +27,7 @@ _UNTAGGABLE = (
     "azure-native:containerservice:MaintenanceConfiguration",
     "azure-native:managedidentity:FederatedIdentityCredential",
     "azure-native:monitor:DataCollectionRuleAssociation",
+    "azure-native:monitor:DiagnosticSetting",
     "azure-native:network:PrivateDnsZoneGroup",
     "azure-native:network:SecurityRule",
     "azure-native:network:Subnet",
@@ -65,7 +70,7 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
         return
     if not matches(kind, _CLOUDS) or (not taggable and matches(kind, (*_UNTAGGABLE, *config["untaggable"]))):
         return
-    props = resource.props.get("nodeConfig") or {} if kind == "gcp:container/nodePool:NodePool" else resource.props
+    props = resource.props.get(_WITHIN[kind]) or {} if kind in _WITHIN else resource.props
     found = [props[key] for key in _KEYS if isinstance(props.get(key), dict)]
     if UNKNOWN in found:
         return

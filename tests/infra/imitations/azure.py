@@ -35,6 +35,18 @@ def _cluster(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_identity(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Identities go in as a list of ids and come back as a map."""
+    given = inputs["identity"]
+    identities = {one: {"clientId": "client", "principalId": "principal"} for one in given["userAssignedIdentities"]}
+    return {"identity": {"type": given["type"], "userAssignedIdentities": identities}}
+
+
+def _job(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """A job's id in the workspace is its name."""
+    return {"name": inputs["id"]}
+
+
 OUTPUTS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "azure-native:containerservice:ManagedCluster": _cluster,
     "azure-native:containerregistry:Registry": lambda name, inputs: {
@@ -45,6 +57,9 @@ OUTPUTS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
         "identity": {"type": "SystemAssigned", "principalId": "grafana-principal", "tenantId": "tenant"},
         "properties": inputs["properties"] | {"endpoint": "https://grafana.eus.grafana.azure.com"},
     },
+    "azure-native:machinelearningservices:Compute": _with_identity,
+    "azure-native:machinelearningservices:Job": _job,
+    "azure-native:machinelearningservices:Workspace": _with_identity,
     "azure-native:managedidentity:UserAssignedIdentity": _identity,
     # As the API answers: account/pool/volume.
     "azure-native:netapp:CapacityPoolVolume": lambda name, inputs: {

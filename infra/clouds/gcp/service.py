@@ -1,0 +1,155 @@
+"""Vertex AI in place of a cluster: a bucket, a registry, an account for the job, TensorBoard, and the job itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pulumi
+import pulumi_gcp as gcp
+
+from infra import catalog, packages
+from infra.clouds.gcp.cluster import account_id
+from infra.clouds.gcp.provision import Apis
+from infra.clouds.gcp.registry import ImageRegistry
+from infra.clouds.gcp.settings import Settings
+from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, checkpoint_bucket, grant_bucket
+from infra.clouds.gcp.vertex import CustomJob, custom_job
+from infra.clouds.gcp.vertex_client import CLIENT
+from infra.contract import Fabric, GpuPool, ServiceRun, Submitted, TrainingService
+
+_APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "storage")
+
+
+def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
+    """What a CustomJob needs; none of it is billed while no job runs, but for what lies in the bucket."""
+    if not packages.installed(CLIENT):
+        raise pulumi.RunError(f"job.launcher {settings.service} needs the Python package {CLIENT}; {packages.INSTALL}")
+    apis = Apis(f"{name}-apis", settings.gcp_project, opts, _APIS)
+    enabled = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[apis]))
+    vertex = VertexService(f"{name}-vertex", settings, enabled)
+    registry = ImageRegistry(f"{name}-registry", settings, vertex.account, enabled)
+    bucket = pulumi.Output.concat("gs://", vertex.bucket_name)
+    return TrainingService(
+        name=f"{settings.gcp_project}/{settings.region}",
+        gpu=machines(settings),
+        fabric=Fabric("Vertex AI's own"),
+        bucket_uri=bucket,
+        checkpoint_uri=pulumi.Output.concat(bucket, f"/{CHECKPOINTS}"),
+        # Vertex AI mounts every bucket that the job's account may read.
+        data_path=pulumi.Output.concat("/gcs/", vertex.bucket_name, f"/{DATASETS}"),
+        registry=registry.facts,
+        labels=settings.labels,
+        submit=lambda job, run, parent: vertex.submit(job, run, parent, [registry.reader]),
+        commands={
+            "registry_login": f"gcloud auth configure-docker {registry.server}",
+            "upload_data": pulumi.Output.concat("gcloud storage rsync --recursive <folder> ", bucket, f"/{DATASETS}"),
+        },
+    )
+
+
+def machines(settings: Settings) -> GpuPool:
+    """A pool as the contract states it; there are no pods to place."""
+    gpu = settings.gpu
+    return GpuPool(
+        instance=catalog.instance(settings.cloud, gpu.instance_type),
+        num_nodes_min=0,
+        num_nodes_desired=gpu.nodes.desired,
+        num_nodes_max=gpu.nodes.max,
+        node_selector={},
+        tolerations=(),
+        resource_limits={},
+        shared_memory_gib=0,
+        interruptible=settings.interruptible,
+    )
+
+
+class VertexService(pulumi.ComponentResource):
+    """The bucket, the account that a job runs as, and a TensorBoard instance; `submit` adds the job."""
+
+    bucket_name: pulumi.Output[str]
+    account: gcp.serviceaccount.Account
+
+    def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("torchrec-cloud:gcp:Vertex", name, None, opts)
+        self._name, self._settings = name, settings
+        self._child = pulumi.ResourceOptions(parent=self)
+        self.bucket_name = checkpoint_bucket(name, settings, self).name
+        self.account = gcp.serviceaccount.Account(
+            f"{name}-trainer",
+            account_id=account_id(settings, "trainer"),
+            display_name=f"Trainer of {settings.stack}",
+            opts=self._child,
+        )
+        self._rights = self._grants()
+        self._tensorboard = self._board() if settings.vertex.tensorboard else None
+        self.register_outputs({"bucket": self.bucket_name})
+
+    def _grants(self) -> list[pulumi.Resource]:
+        """The job reads the bucket, writes checkpoints, and tells TensorBoard and the log what it does."""
+        project = self._settings.gcp_project
+        roles = {"logs": "roles/logging.logWriter"}
+        if self._settings.vertex.tensorboard:
+            roles["user"] = "roles/aiplatform.user"
+        return [
+            *grant_bucket(self._name, self.bucket_name, self.account, self._child),
+            *(
+                gcp.projects.IAMMember(
+                    f"{self._name}-{what}", project=project, role=role, member=self.account.member, opts=self._child
+                )
+                for what, role in roles.items()
+            ),
+        ]
+
+    def _board(self) -> gcp.vertex.AiTensorboard:
+        return gcp.vertex.AiTensorboard(
+            f"{self._name}-tensorboard",
+            display_name=f"{self._settings.project}-{self._settings.stack}",
+            region=self._settings.region,
+            labels=self._settings.labels,
+            opts=self._child,
+        )
+
+    def submit(
+        self, name: str, run: ServiceRun, parent: pulumi.Resource, after: Sequence[pulumi.Resource]
+    ) -> Submitted:
+        """One CustomJob; another request is another job, and the old one is cancelled first."""
+        settings = self._settings
+        board = self._tensorboard.id.apply(_without_version) if self._tensorboard else ""
+        request = pulumi.Output.all(
+            image=run.image,
+            arguments=list(run.arguments),
+            bucket=self.bucket_name,
+            account=self.account.email,
+            tensorboard=board,
+        ).apply(lambda known: json.dumps(custom_job(settings, run, **known), sort_keys=True))
+        job = CustomJob(
+            name,
+            project=settings.gcp_project,
+            region=settings.region,
+            endpoint=settings.vertex.endpoint,
+            start_minutes=settings.vertex.start_minutes,
+            machine_type=settings.gpu.instance_type,
+            num_machines=run.num_nodes,
+            request=request,
+            opts=pulumi.ResourceOptions(parent=parent, depends_on=[*self._rights, *after], delete_before_replace=True),
+        )
+        number = job.id.apply(lambda full: full.rpartition("/")[2])
+        where = f"--region {settings.region} --project {settings.gcp_project}"
+        return Submitted(
+            name=job.id,
+            page=pulumi.Output.concat(
+                f"https://console.cloud.google.com/vertex-ai/locations/{settings.region}/training/",
+                number,
+                f"?project={settings.gcp_project}",
+            ),
+            commands={
+                "status": pulumi.Output.concat("gcloud ai custom-jobs describe ", number, f" {where}"),
+                "logs": pulumi.Output.concat("gcloud ai custom-jobs stream-logs ", number, f" {where}"),
+            },
+        )
+
+
+def _without_version(full: str) -> str:
+    """`projects/P/locations/R/tensorboards/N`, as a job names it."""
+    return full[full.index("projects/") :] if "projects/" in full else full
