@@ -28,6 +28,7 @@ from trainer.runtime import Runtime
 
 _POLL_SECONDS = 0.05
 _PATIENCE = timedelta(hours=12)  # of a side for its turn; the end of this process ends it at once
+_TO_CONNECT = timedelta(seconds=30)
 _END_SECONDS = 30
 AGAINST_STOCK: dict[str, list[str]] = {"ours": [], "stock": ["--train.malloc", "system"]}
 READING: dict[str, list[str]] = {"reading": [], "cached": []}
@@ -40,8 +41,10 @@ def bench_sides(options: BenchOptions, nproc: str, rest: list[str], sides: dict[
     Raises UserError, already told, where a side ends early.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-    jobs = {name: _start(name, store.port, options, nproc, [*rest, *more]) for name, more in sides.items()}
+    jobs: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        for name, more in sides.items():
+            jobs[name] = _start(name, store.port, options, nproc, [*rest, *more])
         facts = {name: json.loads(_answer(store, jobs, f"{name}-facts")) for name in sides}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         with progress("measuring", options.blocks, "blocks") as advance:
@@ -110,7 +113,9 @@ def _end(jobs: dict[str, subprocess.Popen[bytes]]) -> None:
 
 def serve_side(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> None:
     """Collective: build the model of `options.side`, then run each block that is asked for."""
-    store = dist.TCPStore("127.0.0.1", int(options.store), is_master=False, wait_for_workers=False, timeout=_PATIENCE)
+    address = ("127.0.0.1", int(options.store))
+    store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=_TO_CONNECT)
+    store.set_timeout(_PATIENCE)
     build = stock if options.side == "stock" else ours
     batches = read_batches(config, runtime) if options.side == "reading" else cached_batches(config, runtime)
     measure, facts = build(config, runtime, batches)
