@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +45,9 @@ def bench_sides(options: BenchOptions, nproc: str, rest: list[str], sides: dict[
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
     jobs: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for name, more in sides.items():
-            jobs[name] = _start(name, store.port, options, nproc, [*rest, *more])
+        with _uninterrupted():
+            for name, more in sides.items():
+                jobs[name] = _start(name, store.port, options, nproc, [*rest, *more])
         facts = {name: json.loads(_answer(store, jobs, f"{name}-facts")) for name in sides}
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         with progress("measuring", options.blocks, "blocks") as advance:
@@ -84,6 +87,19 @@ def _start(name: str, port: int, options: BenchOptions, nproc: str, rest: list[s
     """A side's job, in a session of its own: this process alone hears Ctrl-C, and ends it."""
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", nproc, "bench", *options.arguments()]
     return subprocess.Popen([*command, f"--side={name}", f"--store={port}", *rest], start_new_session=True)  # noqa: S603
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts at the end: in the middle of starting a process it would leave one that nobody knows of."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _answer(store: dist.Store, jobs: dict[str, subprocess.Popen[bytes]], key: str) -> str:
