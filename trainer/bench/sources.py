@@ -97,9 +97,11 @@ def _decoded(path: Path, column: Callable[[np.random.Generator], pa.Array[Any]],
 def _strings(draw: np.random.Generator) -> pa.Array[Any]:
     """Eight characters each, of 100,000 different ones."""
     pool = pa.array([f"{number:08x}" for number in draw.integers(0, 2**32, _POOL)])
-    return pool.take(pa.array(draw.integers(0, _POOL, _ROWS)))
+    return pool.take(draw.integers(0, _POOL, _ROWS))
 
 
 def _lists(draw: np.random.Generator) -> pa.Array[Any]:
-    offsets = np.concatenate([[0], draw.integers(0, 4, _ROWS).cumsum()]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(draw.integers(0, _POOL, offsets[-1])))
+    offsets = np.concatenate([[0], draw.integers(0, 4, _ROWS).cumsum()])
+    values: pa.Array[Any] = pa.array(draw.integers(0, _POOL, offsets[-1]))
+    found: pa.Array[Any] = pa.ListArray.from_arrays(pa.array(offsets.tolist(), pa.int32()), values)
+    return found

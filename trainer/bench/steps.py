@@ -98,7 +98,7 @@ def stock(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Me
     job.dmp.train()
     pipeline: Any = TrainPipelineSparseDist(job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True)
     stream = map(stock_batch, batches)
-    facts = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
+    facts: dict[str, Any] = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
     return _timed(pipeline.progress, stream, runtime), facts
 
 
