@@ -64,10 +64,10 @@ def sharing_group(config: TrainConfig, runtime: Runtime) -> tuple[dist.ProcessGr
     obstacle = _obstacle(config, runtime)
     if obstacle is None:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.train.timeout_seconds))
-        assert group is not None
+        assert isinstance(group, dist.ProcessGroup), "every process is in it"
         obstacle = _forbidden(group)
-    if obstacle is None:
-        return group, "shared_memory"
+        if obstacle is None:
+            return group, "shared_memory"
     if wanted == "shared_memory":
         raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; legal here: auto, collective")
     return None, f"collective: {obstacle}"

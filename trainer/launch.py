@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ _BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only 
 
 #: Kubeflow's operators tell torchrun by its own variables how many machines there are and where they meet.
 _OPERATOR_DECIDES = "PET_NNODES"
+
+#: The training operator calls an elastic job successful when the first of its pods is, and deletes those that still
+#: run: with rank 0 among them, the log with the result was gone. A kubelet takes a second or two to report an end.
+_RANK_0_ENDS_BEFORE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def _beside_operator(options: LaunchOptions) -> list[str]:
 
 
 def _as_told(here: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
-    """torchrun's options on a machine of a training service; its folders are the trainer's if the settings name none."""
+    """torchrun's options on a machine of a training service, whose folders are taken if the settings name none."""
     for option, is_given in {"--nnodes": options.nnodes != "1", "--rdzv-endpoint": options.rdzv_endpoint}.items():
         if is_given:
             raise UserError(f"{option} is given, but --service {options.service} decides: leave one of them out")
@@ -219,9 +224,10 @@ def _run(options: list[str]) -> int:
 
 
 def _mind_exit_codes() -> None:
-    """Teach torchrun's agent two things: a user's mistake is not mended by a restart, and a second SIGTERM means now.
+    """Teach torchrun's agent three things: a user's mistake is not mended by a restart, a second SIGTERM means now, and
+    where an operator watches, the machine of rank 0 ends first.
 
-    torchrun has no hook for either, but one place in which it names its agent's class.
+    torchrun has no hook for them, but one place in which it names its agent's class.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -241,5 +247,10 @@ def _mind_exit_codes() -> None:
             except SignalException:
                 super()._shutdown(signal.SIGKILL, timeout)
                 raise
+
+        def _exit_barrier(self) -> None:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+            if _OPERATOR_DECIDES in os.environ and self._worker_group.group_rank != 0:
+                time.sleep(_RANK_0_ENDS_BEFORE_SECONDS)
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]

@@ -67,7 +67,7 @@ def programs(request: pytest.FixtureRequest) -> None:
         say(f"\nbuilding {', '.join(absent)}, once: up to 15 minutes on two cores")
         try:
             node_commands.build()
-        except BuildError as error:
+        except (BuildError, node_commands.NodeError) as error:
             pytest.exit(f"error: {error}", returncode=2)
 
 

@@ -123,17 +123,24 @@ def alone() -> Iterator[None]:
 
 
 def build() -> None:
-    """Everything that a node needs and that is made once."""
+    """Everything that a node needs and that is made once; a node that is up uses it, so there must be none."""
+    refuse_second()
     cluster_build.build(node_build.NEEDED)
     node_image.build()
+
+
+def refuse_second() -> None:
+    """`NodeError` where a node is up that is somebody's."""
+    node = Node()
+    if node.is_alive and not node.is_orphan:
+        raise NodeError(f"a node is up already: {node.kubeconfig}; `make node-down` takes it down")
 
 
 def up(*, owned: bool = False) -> Node:
     """A node that is ready and answers DNS; one that is `owned` may be cleared away once this process has ended."""
     with alone():
+        refuse_second()
         node = Node()
-        if node.is_alive and not node.is_orphan:
-            raise NodeError(f"a node is up already: {node.kubeconfig}; `make node-down` takes it down")
         clear(node)
         try:
             start(node, owner=os.getpid() if owned else None)

@@ -50,7 +50,7 @@ def in_container(run: Run, name: str, *arguments: str) -> tuple[int, str]:
     return code, said
 
 
-def test_size_and_layers_of_the_image() -> None:
+def test_size_and_layers_of_the_image(programs: None) -> None:
     made = node_image.record()
     told(f"image: {made['size_gib']} GiB packed, built in {made['build_seconds']} s; layers:")
     for layer in made["layers"]:

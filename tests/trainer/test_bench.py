@@ -71,6 +71,23 @@ def test_preprocessing_is_measured_beside_torchrec(
     assert result["ratio"] == pytest.approx(statistics.median(ratios))
 
 
+def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Path) -> None:
+    done = trainer("bench", "--data", *SHORT, "--config", str(config_file))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["sources"].keys() == {
+        "synthetic",
+        "criteo npy",
+        "parquet",
+        "parquet, decoding 26 hashed strings",
+        "parquet, decoding 26 lists of 0 to 3 ids",
+    }
+    assert min(result["sources"].values()) > 0
+    step = result["step"]
+    ratios = [a / b for a, b in zip(step["reading_blocks"], step["cached_blocks"], strict=True)]
+    assert (len(ratios), step["ratio"]) == (3, pytest.approx(statistics.median(ratios)))
+
+
 def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_tree({"checkpoint.uri": str(tmp_path / "runs")})))
     short = ["--blocks", "2", "--steps", "4", "--warmup", "1", "--config", str(tmp_path / "config.json")]
@@ -114,13 +131,19 @@ def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file:
 
 
 def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
-    command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
+    # A shell's background jobs ignore the signal, and hand that on.
+    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heard + "from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "bench", "--blocks", "100000", "--config", str(config_file)]
     running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-    while len(sides := children.read_text().split()) < 2:
-        assert running.poll() is None
-    running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=120)
+    try:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        while len(sides := children.read_text().split()) < 2:
+            assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        _, error = running.communicate(timeout=100)
+    finally:
+        running.kill()
     assert running.returncode == 130
     assert error == "interrupted; the same command measures anew\n"
     assert not [pid for pid in sides if Path(f"/proc/{pid}").exists()], "a side goes on by itself"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from small_jobs import bounded, torch_as_it_was, trainer
+from small_jobs import ROOT, bounded, environment, torch_as_it_was, trainer
 
 from trainer import netbench, netcheck
 from trainer.cli import main
@@ -200,3 +203,31 @@ def test_each_command_is_listed_and_explains_its_options(command: str, capsys: p
     told = capsys.readouterr().out
     assert f"usage: python -m trainer {command}" in told
     assert "--progress" in told
+
+
+def test_where_an_operator_watches_the_machine_of_rank_0_ends_first() -> None:
+    """The training operator deletes what still runs when the first pod has succeeded, and with it the log of rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "first"}
+    operator["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+    command = [sys.executable, "-m", "trainer", "launch", "netcheck", "--device=cpu", "--sizes-mib=1", "--iterations=1"]
+    machines = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(**operator))
+        for _ in range(2)
+    ]
+    try:
+        ends: queue.Queue[int] = queue.Queue()
+        for index, machine in enumerate(machines):
+            threading.Thread(target=lambda i=index, m=machine: (m.wait(), ends.put(i)), daemon=True).start()
+        first = machines[index := ends.get(timeout=120)]
+        second = machines[1 - index]
+        with pytest.raises(subprocess.TimeoutExpired):  # a kubelet needs that long to report the first one's end
+            second.wait(timeout=2)
+        assert '"event": "result"' in first.communicate(timeout=30)[0], "it is not the machine of rank 0"
+        assert '"event": "result"' not in second.communicate(timeout=60)[0]
+        assert (first.returncode, second.returncode) == (0, 0)
+    finally:
+        for machine in machines:
+            machine.kill()
+            machine.wait()

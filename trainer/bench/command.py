@@ -19,16 +19,16 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     from trainer.quiet import quiet_libraries
 
     quiet_libraries()
-    if options.data or options.preprocess:
-        _alone(options, load_config(rest, environ))
+    if (options.data or options.preprocess) and not options.side:
+        _alone(options, nproc, rest, environ)
         return 0
     if "WORLD_SIZE" in environ or options.side:
         return _in_job(options, rest, environ)
     if not (options.checkpoints or options.profile or options.quality) and _on_cpu(rest, environ):
-        from trainer.bench.sides import bench_sides
+        from trainer.bench.sides import AGAINST_STOCK, bench_sides
         from trainer.bench.tables import show_steps
 
-        show_steps(bench_sides(options, nproc, rest))
+        show_steps(bench_sides(options, nproc, rest, AGAINST_STOCK))
         return 0
     from trainer.launch import launch
 
@@ -43,18 +43,21 @@ def _on_cpu(rest: list[str], environ: Mapping[str, str]) -> bool:
     return load_config(rest, environ).train.device == "cpu" or not torch.cuda.is_available()
 
 
-def _alone(options: BenchOptions, config: Any) -> None:
-    """What one process measures. Preprocessing reads none of the configuration, but a wrong one is told."""
+def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[str, str]) -> None:
+    """What is measured outside a job. Preprocessing reads none of the configuration, but a wrong one is told."""
     from trainer.bench import tables
 
-    if options.data:
-        from trainer.bench.sources import bench_sources
-
-        tables.show_sources(bench_sources(config))
-    else:
+    config = load_config(rest, environ)
+    if options.preprocess:
         from trainer.bench.preprocess import bench_preprocess
 
         tables.show_preprocess(bench_preprocess())
+        return
+    from trainer.bench.sides import READING, bench_sides
+    from trainer.bench.sources import bench_sources
+
+    sources = bench_sources(config)
+    tables.show_sources(sources | {"step": bench_sides(options, nproc, rest, READING)})
 
 
 def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) -> int:

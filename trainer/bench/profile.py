@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     _writable(trace, runtime)
     job = build_job(config, runtime)
     job.dmp.train()
-    pipeline, stream = Pipeline(job), itertools.cycle(cached_batches(config, runtime))
+    pipeline, stream = Pipeline(job), cached_batches(config, runtime)
     for _ in range(options.warmup):
         pipeline.progress(stream)
     dist.barrier()

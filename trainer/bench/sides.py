@@ -14,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -21,34 +23,40 @@ import torch.distributed as dist
 
 from trainer.bench.options import BenchOptions
 from trainer.bench.progress import progress
-from trainer.bench.steps import cached_batches, ours, stock
+from trainer.bench.steps import cached_batches, ours, read_batches, stock
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.runtime import Runtime
 
 _POLL_SECONDS = 0.05
 _PATIENCE = timedelta(hours=12)  # of a side for its turn; the end of this process ends it at once
+_TO_CONNECT = timedelta(seconds=30)
 _END_SECONDS = 30
-SIDES: dict[str, list[str]] = {"ours": [], "stock": ["--train.malloc", "system"]}
+AGAINST_STOCK: dict[str, list[str]] = {"ours": [], "stock": ["--train.malloc", "system"]}
+READING: dict[str, list[str]] = {"reading": [], "cached": []}
 
 
-def bench_sides(options: BenchOptions, nproc: str, rest: list[str]) -> dict[str, Any]:
-    """Samples/s of both steps over `nproc` processes each, and the median of their ratios pair by pair.
+def bench_sides(options: BenchOptions, nproc: str, rest: list[str], sides: dict[str, list[str]]) -> dict[str, Any]:
+    """Samples/s of the two `sides` (names, and what each adds to the options) over `nproc` processes each, and the
+    median of their ratios pair by pair.
 
     Raises UserError, already told, where a side ends early.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-    jobs = {name: _start(name, store.port, options, nproc, [*rest, *more]) for name, more in SIDES.items()}
+    jobs: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        facts = {name: json.loads(_answer(store, jobs, f"{name}-facts")) for name in SIDES}
-        seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+        with _uninterrupted():
+            for name, more in sides.items():
+                jobs[name] = _start(name, store.port, options, nproc, [*rest, *more])
+        facts = {name: json.loads(_answer(store, jobs, f"{name}-facts")) for name in sides}
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
         with progress("measuring", options.blocks, "blocks") as advance:
             for block in range(options.blocks):
-                for name in SIDES if block % 2 else reversed(SIDES):
+                for name in sides if block % 2 else reversed(sides):
                     store.set(f"{name}-{block}", str(options.steps))
                     seconds[name].append(float(_answer(store, jobs, f"{name}-{block}-took")))
                 advance()
-        for name in SIDES:
+        for name in sides:
             store.set(f"{name}-{options.blocks}", "0")
         for job in jobs.values():
             job.wait(_END_SECONDS)
@@ -58,18 +66,18 @@ def bench_sides(options: BenchOptions, nproc: str, rest: list[str]) -> dict[str,
 
 
 def _result(options: BenchOptions, facts: dict[str, dict[str, Any]], seconds: dict[str, list[float]]) -> dict[str, Any]:
-    samples = options.steps * facts["ours"]["batch_size"]
-    blocks = {name: [samples / taken for taken in seconds[name]] for name in SIDES}
+    first, second = seconds
+    of_first = facts[first]
+    blocks = {name: [options.steps * of_first["batch_size"] / taken for taken in seconds[name]] for name in seconds}
     found: dict[str, Any] = {name: statistics.median(rates) for name, rates in blocks.items()}
-    found["ratio"] = statistics.median(a / b for a, b in zip(blocks["ours"], blocks["stock"], strict=True))
-    for name in SIDES:
+    found["ratio"] = statistics.median(a / b for a, b in zip(blocks[first], blocks[second], strict=True))
+    for name in seconds:
         found |= {f"{name}_blocks": blocks[name], f"{name}_precision": facts[name]["precision"]}
-    processes = facts["ours"]["processes"]
     return found | {
-        "ours_fast": facts["ours"]["fast"],
-        "processes": processes,
-        "batch_per_process": facts["ours"]["batch_size"] // processes,
-        "device": facts["ours"]["device"],
+        f"{first}_fast": of_first["fast"],
+        "processes": of_first["processes"],
+        "batch_per_process": of_first["batch_size"] // of_first["processes"],
+        "device": of_first["device"],
         "blocks": options.blocks,
         "steps": options.steps,
     }
@@ -79,6 +87,19 @@ def _start(name: str, port: int, options: BenchOptions, nproc: str, rest: list[s
     """A side's job, in a session of its own: this process alone hears Ctrl-C, and ends it."""
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", nproc, "bench", *options.arguments()]
     return subprocess.Popen([*command, f"--side={name}", f"--store={port}", *rest], start_new_session=True)  # noqa: S603
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C counts at the end: in the middle of starting a process it would leave one that nobody knows of."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _answer(store: dist.Store, jobs: dict[str, subprocess.Popen[bytes]], key: str) -> str:
@@ -108,8 +129,12 @@ def _end(jobs: dict[str, subprocess.Popen[bytes]]) -> None:
 
 def serve_side(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> None:
     """Collective: build the model of `options.side`, then run each block that is asked for."""
-    store = dist.TCPStore("127.0.0.1", int(options.store), is_master=False, wait_for_workers=False, timeout=_PATIENCE)
-    measure, facts = (ours if options.side == "ours" else stock)(config, runtime, cached_batches(config, runtime))
+    address = ("127.0.0.1", int(options.store))
+    store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=_TO_CONNECT)
+    store.set_timeout(_PATIENCE)
+    build = stock if options.side == "stock" else ours
+    batches = read_batches(config, runtime) if options.side == "reading" else cached_batches(config, runtime)
+    measure, facts = build(config, runtime, batches)
     measure(options.warmup)
     if runtime.is_main:
         common = {"processes": runtime.world_size, "batch_size": config.train.batch_size, "device": runtime.device.type}

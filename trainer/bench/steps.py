@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,10 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     Each side has its own model and optimizer state and sees the same cached batches; a rate is
     steps x global batch / seconds between two barriers. The device is waited for once a block.
     """
-    batches = cached_batches(config, runtime)
-    sides = {"ours": ours(config, runtime, batches), "stock": stock(config, runtime, batches)}
+    sides = {
+        "ours": ours(config, runtime, cached_batches(config, runtime)),
+        "stock": stock(config, runtime, cached_batches(config, runtime)),
+    }
     for measure, _ in sides.values():
         measure(options.warmup)
     blocks: dict[str, list[float]] = {name: [] for name in sides}
@@ -66,30 +69,36 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     }
 
 
-def cached_batches(config: TrainConfig, runtime: Runtime) -> list[Batch]:
-    """This process's share of the first steps, in memory."""
+def read_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
+    """This process's share of step after step, read ahead as in training."""
+    source = open_source(SourceContext(config, "train", runtime.device))
+    return train_batches(source, config, 0, sys.maxsize, runtime.rank, runtime.world_size, runtime.device)
+
+
+def cached_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
+    """This process's share of the first steps, in memory, again and again."""
     source = open_source(SourceContext(config, "train", runtime.device))
     ranks = (runtime.rank, runtime.world_size, runtime.device)
-    return list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks))
+    return itertools.cycle(list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks)))
 
 
-def ours(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Measured:
+def ours(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Measured:
     """Collective: the step of `python -m trainer`."""
     job = build_job(config, runtime)
     job.dmp.train()
     facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.fast}}
-    return _timed(Pipeline(job).progress, itertools.cycle(batches), runtime), facts
+    return _timed(Pipeline(job).progress, batches, runtime), facts
 
 
-def stock(config: TrainConfig, runtime: Runtime, batches: list[Batch]) -> Measured:
+def stock(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Measured:
     """Collective: the step of TorchRec's examples."""
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
     job = build_stock(config, runtime)
     job.dmp.train()
     pipeline: Any = TrainPipelineSparseDist(job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True)
-    stream = itertools.cycle([stock_batch(batch) for batch in batches])
-    facts = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
+    stream = map(stock_batch, batches)
+    facts: dict[str, Any] = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
     return _timed(pipeline.progress, stream, runtime), facts
 
 

@@ -50,12 +50,17 @@ def show_saves(result: dict[str, Any]) -> None:
 
 
 def show_sources(result: dict[str, Any]) -> None:
-    """One rate per source."""
+    """One rate per source, and the step with and without reading the configured one."""
     table = Table(title="Sources, read warm by one thread")
     table.add_column("source")
     table.add_column("samples/s", justify="right")
     for name, rate in result["sources"].items():
         table.add_row(name, f"{rate:,.0f}")
+    step = result["step"]
+    table.add_section()
+    table.add_row(f"step of {step['processes']} processes that read", f"{step['reading']:,.0f}")
+    table.add_row("the same on batches in memory", f"{step['cached']:,.0f}")
+    table.caption = f"ratio reading / in memory, median of block pairs: {step['ratio']:.2f}"
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
 
