@@ -18,6 +18,7 @@ import torch.distributed as dist
 from trainer.config import RunConfig
 from trainer.errors import UserError
 from trainer.malloc import apply_malloc
+from trainer.meeting import own_part
 from trainer.numerics import Precision, apply_precision, choose_precision
 from trainer.preemption import EXIT_RESTART
 
@@ -201,7 +202,17 @@ def _init_process_group(
 ) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in environ:
-        dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+        bound = device if device.type == "cuda" else None
+        if world_size > 1 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            agents = dist.TCPStore(
+                environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, timeout=timeout
+            )
+            store = own_part(agents, rank, world_size, timeout)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
+            )
+        else:
+            dist.init_process_group(backend, timeout=timeout, device_id=bound)
     elif world_size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=1, timeout=timeout)
     else:

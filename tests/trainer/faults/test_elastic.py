@@ -104,8 +104,7 @@ def test_a_killed_worker_comes_back_and_the_run_ends_as_if_nothing_had_happened(
     assert agent.process.wait(SECONDS) == 0, agent.log.read_text()[-4000:]
     (resumed,) = agent.events("resume")
     assert resumed["step"] >= 20
-    # A restart may need a second one: on a busy machine the processes miss each other at first.
-    assert agent.events("start")[1]["restart"] in {1, 2}
+    assert agent.events("start")[1]["restart"] == 1, "the processes missed each other at first"
     assert agent.events("result")[0]["step"] == 60
 
 
