@@ -123,9 +123,10 @@ def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
 
 
 def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
-    """Without column-wise where the table is too narrow to split: one column shard is table-wise by a confusing
-    name."""
-    narrowest = config.sharding.min_columns or MIN_CW_DIM
+    """Without what this configuration cannot have: column-wise where the table is too narrow to split (one column shard
+    is table-wise by a confusing name), and row-wise with int8 on the wire, which TorchRec's reduce-scatter lacks."""
+    sharding = config.sharding
+    narrowest = sharding.min_columns or MIN_CW_DIM
     useful = [t for t in types if t != "column_wise" or config.model.embedding_dim > narrowest]
     if not useful:
         raise UserError(
@@ -133,7 +134,13 @@ def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
             f"shard has at least {narrowest} columns; set a smaller --sharding.min-columns, or allow another of "
             f"sharding.types"
         )
-    return useful
+    coarse = [option for option in ("forward_precision", "backward_precision") if getattr(sharding, option) == "int8"]
+    if coarse and useful == ["row_wise"]:
+        raise UserError(
+            f"a table may only be split row_wise, but sharding.{coarse[0]} is int8, which row-wise tables cannot use; "
+            f"legal: --sharding.{coarse[0].replace('_', '-')} fp16, or allow another of sharding.types"
+        )
+    return [t for t in useful if t != "row_wise"] if coarse else useful
 
 
 @dataclass(frozen=True)

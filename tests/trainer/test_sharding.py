@@ -11,7 +11,7 @@ from small_jobs import DIM, PLANS, ROWS, TABLES, alone, full_weights, run_worker
 
 from trainer.errors import UserError
 from trainer.job import build_job
-from trainer.planner import describe_plan
+from trainer.planner import constraints, describe_plan
 
 CLOSE = 3e-6  # sums over another order of samples and shards
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
@@ -145,6 +145,15 @@ def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["forward_precision", "backward_precision"])
+def test_int8_on_the_wire_leaves_row_wise_tables_out(option: str) -> None:
+    only = tiny({f"sharding.{option}": "int8", "sharding.tables": {"t_cat_1": ["row_wise"]}})
+    with pytest.raises(UserError, match=rf"sharding.{option} is int8, which row-wise tables cannot use"):
+        constraints(only)
+    allowed = constraints(tiny({f"sharding.{option}": "int8"}))
+    assert all("row_wise" not in (limits.sharding_types or ()) for limits in allowed.values())
 
 
 @pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise", "data_parallel"])
