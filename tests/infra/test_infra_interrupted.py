@@ -12,8 +12,6 @@ from infra_mocks import ROOT
 
 PROGRAM = """
 import signal, sys, time
-# A test run in the background inherits that SIGINT is ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from infra.interrupted import end_without_a_trace
 end_without_a_trace()
 print("ready", flush=True)
