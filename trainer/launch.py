@@ -59,7 +59,7 @@ def launch(arguments: list[str]) -> int:
     shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
     if _OPERATOR_DECIDES in os.environ:
         return _run([*_beside_operator(options), *shutdown, "-m", "trainer", *arguments])
-    count = _count(options.nproc)
+    count = process_count(options.nproc)
     elastic = _elastic_arguments(options)
     if count == 1 and not elastic:
         os.execv(sys.executable, [sys.executable, "-m", "trainer", *arguments])  # noqa: S606  # our own interpreter
@@ -147,7 +147,8 @@ def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:
     return LaunchOptions(**found), rest
 
 
-def _count(wanted: str) -> int:
+def process_count(wanted: str) -> int:
+    """The processes of this machine that --nproc asks for. Raises UserError for what is no number of them."""
     if wanted == "auto":
         import torch
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.bench.options import BenchOptions, read_options
 from trainer.errors import UserError
+from trainer.launch import process_count
 from trainer.options import load_config
 
 
@@ -15,6 +16,7 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
     processes."""
     options, nproc, rest = read_options(arguments)
+    process_count(nproc)  # a wrong one is told once, and not by each side
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports at length that there is no GPU
     from trainer.quiet import quiet_libraries
 
