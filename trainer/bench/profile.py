@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     _writable(trace, runtime)
     job = build_job(config, runtime)
     job.dmp.train()
-    pipeline, stream = Pipeline(job), cached_batches(config, runtime)
+    # Finite: a collective of a batch ahead, still under way when the profiler stops, would end in freed memory.
+    pipeline, stream = Pipeline(job), islice(cached_batches(config, runtime), options.warmup + options.steps)
     for _ in range(options.warmup):
         pipeline.progress(stream)
     dist.barrier()
@@ -45,6 +47,7 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
         for _ in range(options.steps):
             pipeline.progress(stream)
             advance()
+        dist.barrier()
         if on_device:
             torch.cuda.synchronize(runtime.device)
     if runtime.is_main:
