@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from infra import tables
 
@@ -26,6 +26,13 @@ _ENGINE = {
     "outputs": "print what the last `up` told: where things are, what to run next",
 }
 _COST = {"cost": "print what an hour costs, item by item; needs neither engine nor login"}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says a mistake in one line, as all that is not argparse's does; the parsers of its commands are like it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; `{self.prog} --help` lists what is legal\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    program = argparse.ArgumentParser(prog="python -m infra", description=__doc__)
+    program = _Parser(prog="python -m infra", description=__doc__)
     commands = program.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (_ENGINE | _COST).items():
         _stack_options(commands.add_parser(name, help=text, description=text), name)
