@@ -141,21 +141,29 @@ def draft(cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: b
 def train_config(trainer: TrainConfig, job: JobSettings, cluster: Cluster, checkpoint_uri: str) -> TrainConfig:
     """The stack's `trainer` section with what the cluster decides: names, places, device and the metrics endpoint."""
     has_gpus = bool(job.gpus_per_node or cluster.gpu.gpus_per_node)
-    decided: dict[str, dict[str, object]] = {
-        "train": {"run": job.run, "device": "cuda" if has_gpus else "cpu"},
+    more: dict[str, dict[str, object]] = {
+        "train": {"device": "cuda" if has_gpus else "cpu"},
         "checkpoint": {"uri": checkpoint_uri},
-        "fault": {"grace_seconds": job.grace_seconds - LEFT_OF_GRACE_SECONDS},
         "metrics": {
             "dir": f"{cluster.storage.work_path}/runs",
             "prometheus_port": METRICS_PORT,
             "prometheus_host": "0.0.0.0",  # noqa: S104  # a pod's own network: the NetworkPolicy says who may ask
-            "progress": "lines",
         },
     }
-    if cluster.gpu.interruptible and "notices" not in trainer.fault.model_fields_set:
-        # Spot nodes are announced minutes before Kubernetes hears of it.
-        decided["fault"]["notices"] = "auto"
+    return decided(trainer, job, cluster.gpu.interruptible, more)
+
+
+def decided(
+    trainer: TrainConfig, job: JobSettings, interruptible: bool, more: Mapping[str, Mapping[str, object]]
+) -> TrainConfig:
+    """The stack's `trainer` section with what the job decides wherever it runs, and `more`, by section."""
     values = trainer.model_dump()
-    for section, own in decided.items():
+    values["train"]["run"] = job.run
+    values["fault"]["grace_seconds"] = job.grace_seconds - LEFT_OF_GRACE_SECONDS
+    values["metrics"]["progress"] = "lines"
+    if interruptible and "notices" not in trainer.fault.model_fields_set:
+        # Spot nodes are announced minutes before Kubernetes hears of it.
+        values["fault"]["notices"] = "auto"
+    for section, own in more.items():
         values[section] |= own
     return TrainConfig.model_validate(values)

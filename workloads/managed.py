@@ -9,7 +9,7 @@ import pulumi
 
 from infra.contract import ServiceRun, TrainingService
 from trainer.config import TrainConfig, leaves
-from workloads.facts import LEFT_OF_GRACE_SECONDS, job_nodes
+from workloads.facts import decided, job_nodes
 from workloads.image import trainer_image
 from workloads.settings import JobSettings
 
@@ -75,17 +75,7 @@ def reads_data(trainer: TrainConfig, mount_path: str) -> bool:
 
 def train_config(service: TrainingService, job: JobSettings, trainer: TrainConfig) -> TrainConfig:
     """The stack's `trainer` section with what is decided here; where logs go the service's environment says."""
-    decided: dict[str, dict[str, object]] = {
-        "train": {"run": job.run, "device": "cuda"},
-        "fault": {"grace_seconds": job.grace_seconds - LEFT_OF_GRACE_SECONDS},
-        "metrics": {"progress": "lines"},
-    }
-    if service.gpu.interruptible and "notices" not in trainer.fault.model_fields_set:
-        decided["fault"]["notices"] = "auto"
-    values = trainer.model_dump()
-    for section, own in decided.items():
-        values[section] |= own
-    return TrainConfig.model_validate(values)
+    return decided(trainer, job, service.gpu.interruptible, {"train": {"device": "cuda"}})
 
 
 def options(config: TrainConfig) -> list[str]:
