@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     return program
 
 
-def _doctor_options(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _doctor_options(commands: argparse._SubParsersAction[_Parser]) -> None:
     text = "find what stands in the way of a stack, before `up` and after it: result and what to do, check by check"
     more = "Exit status: 0 fine, 1 something to mend, 2 something could not be looked at."
     command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
