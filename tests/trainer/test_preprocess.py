@@ -27,7 +27,7 @@ from trainer.options import load_config
 from trainer.preprocess import output as output_module
 from trainer.preprocess import rows as rows_module
 from trainer.preprocess import vocabulary
-from trainer.preprocess.parse import fault, parse
+from trainer.preprocess.parse import Text, fault, parse
 
 ROW = b"1\t" + b"\t".join(b"%d" % i for i in range(13)) + b"\t" + b"\t".join(b"%08x" % i for i in range(26)) + b"\n"
 PARTS = ("dense", "sparse", "labels")
@@ -275,7 +275,7 @@ def test_every_character_is_judged_as_the_plain_parser_judges_it(character: byte
     for place in (b"\t11\t", b"0000000a"):
         for field in (character, b"1" + character, character + b"1"):
             row = ROW.replace(place, (b"\t%s\t" if place[:1] == b"\t" else b"%s") % field)
-            good, bad = parse(ROW + row + ROW)
+            good, bad = parse(Text.of(ROW + row + ROW))
             assert (len(bad) == 1) == (fault(row[:-1]) is not None), row
             if not bad:
                 assert good.labels.size == 3
@@ -287,7 +287,7 @@ def test_numbers_of_every_length_and_sign_are_read() -> None:
     numbers = [0, 7, -1, 99, -12, 123, 65_535, -123_456, 1_234_567, 12_345_678, -12_345_678, 2**31 - 1, -(2**31)]
     ids = [0x0, 0xF, 0xAB, 0xFED, 0xFFFF_FFFF, *range(21)]
     fields = [b"0", *(b"%d" % n for n in numbers), *(b"%x" % i for i in ids)]
-    rows, bad = parse(b"\t".join(fields) + b"\n" + b"\t" * 39 + b"\n")
+    rows, bad = parse(Text.of(b"\t".join(fields) + b"\n" + b"\t" * 39 + b"\n"))
     assert not bad
     assert rows.dense.tolist() == [numbers, [0] * 13], "an empty field is 0"
     assert rows.sparse.T.tolist() == [ids, [0] * 26]

@@ -6,14 +6,17 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import UserError
 from trainer.preprocess.options import Options
+from trainer.preprocess.parse import Text
 from trainer.remote import explained, open_store
 
 CHUNK_BYTES = 4 << 20
+_USUAL_LINES = 4_096  # the last newline is in here; a line of Criteo has at most 400 characters
 _DAY = re.compile(r"day_(\d+)(\.tsv|\.txt)?(\.gz)?")
 _SINGLE = re.compile(r"train\.(txt|tsv)(\.gz)?")
 
@@ -78,32 +81,50 @@ def _input(filesystem: Any, entry: dict[str, Any], days: tuple[int, ...]) -> Inp
     )
 
 
-def read_chunks(source: Input, advanced: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
-    """(number of the first line, whole lines) of the text, about 4 MiB each; `advanced` is told the bytes as stored."""
-    line, rest = 1, b""
-    for block in _read_blocks(source, advanced):
-        head, newline, tail = block.rpartition(b"\n")
-        if not newline:
-            rest += block
+def read_texts(source: Input, advanced: Callable[[int], None]) -> Iterator[Text]:
+    """The text in whole lines, about 4 MiB at a time; `advanced` is told the bytes as stored."""
+    with _opened(source) as (stored, stream):
+        rest, before, told = b"", 0, 0
+        while True:
+            text, rest, ended = _next_text(stream, rest)
+            advanced(stored.tell() - told)
+            told = stored.tell()
+            if text.size:
+                yield text
+            before += text.size
+            if ended:
+                return
             if len(rest) > CHUNK_BYTES:
-                raise UserError(f"{source.uri} line {line} is longer than 4 MiB: this is no Criteo text")
-            continue
-        chunk, rest = rest + head + newline, tail
-        yield line, chunk
-        line += chunk.count(b"\n")
-    if rest:
-        yield line, rest + b"\n"
+                raise UserError(f"{source.uri} has a line of more than 4 MiB at byte {before}: this is no Criteo text")
 
 
-def _read_blocks(source: Input, advanced: Callable[[int], None]) -> Iterator[bytes]:
+def _next_text(stream: Any, rest: bytes) -> tuple[Text, bytes, bool]:
+    """The lines that end in `rest` and what is read next, what is left behind them, and whether the stream has ended,
+    with or without a newline."""
+    text = Text.room_for(len(rest) + CHUNK_BYTES + 1)
+    characters = memoryview(text.characters)
+    characters[: len(rest)] = rest
+    read: int = stream.readinto(characters[len(rest) : -1])
+    size = len(rest) + read
+    if not read:
+        characters[size : size + 1] = b"\n"
+        return Text(text.words, size + 1 if size else 0), b"", True
+    for searched in (min(size, _USUAL_LINES), size):
+        newline = characters[size - searched : size].tobytes().rfind(b"\n")
+        if newline >= 0:
+            end = size - searched + newline + 1
+            return Text(text.words, end), characters[end:size].tobytes(), False
+    return Text(text.words, 0), characters[:size].tobytes(), False
+
+
+@contextmanager
+def _opened(source: Input) -> Iterator[tuple[Any, Any]]:
+    """The file as it is stored, and its text."""
     try:
         with source.filesystem.open(source.path, "rb") as stored:
-            text = gzip.GzipFile(fileobj=stored) if source.path.endswith(".gz") else stored
-            told = 0
-            while block := text.read(CHUNK_BYTES):
-                advanced(stored.tell() - told)
-                told = stored.tell()
-                yield block
+            yield stored, gzip.GzipFile(fileobj=stored) if source.path.endswith(".gz") else stored
+    except UserError:
+        raise
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{source.uri} is not a complete gzip file ({error}); copy it again") from error
     except Exception as error:  # each store has its own exceptions

@@ -17,6 +17,7 @@ import numpy as np
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
 from trainer.jobprogress import JobProgress
+from trainer.malloc import keep_small_buffers
 from trainer.preprocess.inputs import Input, find_inputs
 from trainer.preprocess.options import Options, read_options
 from trainer.preprocess.output import MARKER, Days
@@ -58,6 +59,7 @@ class Preprocess:
 
     def run(self) -> dict[str, Any]:
         """Make what is missing; returns the marker's contents."""
+        keep_small_buffers()
         inputs = find_inputs(self.options)
         wanted = {"options": self.options.decisive(), "inputs": [source.identity for source in inputs]}
         done = _finished(self.output, wanted)

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
 from trainer.jobprogress import Task
-from trainer.preprocess.inputs import Input, read_chunks
+from trainer.preprocess.inputs import Input, read_texts
 from trainer.preprocess.ordered import in_order
-from trainer.preprocess.parse import BadRow, Rows, parse
+from trainer.preprocess.parse import BadRow, parse
 
 Array = npt.NDArray[Any]
 _SHOWN = 5  # malformed rows that the summary names
@@ -59,14 +59,13 @@ class Stage:
         self.folder.mkdir(parents=True)
         facts: dict[str, Any] = {"rows": 0, "dense_min": 2**31 - 1, "bad_rows": 0, "bad_lines": []}
 
-        def work(chunk: tuple[int, bytes]) -> tuple[int, Rows, list[BadRow]]:
-            return chunk[0], *parse(chunk[1])
-
         with ExitStack() as stack:
             files = {name: stack.enter_context((self.folder / name).open("wb")) for name in ("dense.bin", "labels.bin")}
             columns = [stack.enter_context(self.column(f).open("wb")) for f in range(CRITEO_NUM_SPARSE)]
-            for line, rows, bad in in_order(work, read_chunks(source, task.advance), workers):
+            line = 1
+            for rows, bad in in_order(parse, read_texts(source, task.advance), workers):
                 _count_bad(facts, source, line, bad, skip)
+                line += rows.labels.size + len(bad)
                 files["dense.bin"].write(rows.dense.data)
                 files["labels.bin"].write(rows.labels.data)
                 for column, ids in zip(columns, rows.sparse, strict=True):
