@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import reduce
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.jobprogress import Task
-from trainer.preprocess.rows import Block
+from trainer.preprocess.ordered import in_order
+from trainer.preprocess.rows import BLOCK_ROWS, Block, Part
 from trainer.preprocess.staging import write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MARKER = "_COMPLETE.json"
 _GROUP_ROWS = 131_072  # of a Parquet row group; the trainer decodes whole groups
 
 
 class Days:
-    """The days of the output folder and what is known of them."""
+    """The days of the output folder and what is known of them. A context: at its end all that was written is in place,
+    or is not there."""
 
-    def __init__(self, output: Path, staging: Path, kind: str, eval_day: int | None) -> None:
+    def __init__(self, output: Path, staging: Path, kind: str, eval_day: int | None, workers: int) -> None:
         self._output, self._staging, self._kind, self._eval_day = output, staging, kind, eval_day
+        self._workers = workers
+        self._placer = ThreadPoolExecutor(1)
+        self._placing: Future[None] | None = None
+
+    def __enter__(self) -> Days:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._placer.shutdown(wait=True)
 
     def facts(self, day: int) -> dict[str, Any] | None:
         """rows and largest id per feature (max_ids) of a finished day."""
@@ -38,75 +56,115 @@ class Days:
             return {"rows": self._output / ("eval" if day == self._eval_day else "train") / f"day_{day}.parquet"}
         return {part: self._output / f"day_{day}_{part}.npy" for part in ("dense", "sparse", "labels")}
 
-    def write(self, day: int, rows: int, blocks: Iterator[Block], task: Task) -> None:
-        """Write the `rows` rows of a day, unless it is finished."""
-        files = self.files(day)
-        asides = {part: self._staging / f"{path.name}.part" for part, path in files.items()}
-        largest = np.zeros(CRITEO_NUM_SPARSE, np.int64)
+    def write(self, day: int, rows: int, parts: Iterator[Part], task: Task, placed: Callable[[], None]) -> None:
+        """Write the `rows` rows of a day. Its files are synchronised and get their names in the background, where
+        `placed` is called then; `settle` waits for that."""
+        asides = {part: self._staging / f"{path.name}.part" for part, path in self.files(day).items()}
+        write = _write_parquet if self._kind == "parquet" else _write_npy
+        largest = write(asides, rows, parts, self._workers, task)
+        self.settle()
+        self._placing = self._placer.submit(self._place, day, asides, {"rows": rows, "max_ids": largest}, placed)
 
-        def counted() -> Iterator[Block]:
-            for block in blocks:
-                np.maximum(largest, block.sparse.max(axis=0), out=largest)
-                yield block
-                task.advance(block.labels.size)
+    def settle(self) -> None:
+        """Wait until the days that were written are in place; raises what went wrong."""
+        if self._placing:
+            self._placing.result()
 
-        (_write_parquet if self._kind == "parquet" else _write_npy)(asides, rows, counted())
-        for part, path in files.items():
+    def _place(self, day: int, asides: dict[str, Path], facts: dict[str, Any], placed: Callable[[], None]) -> None:
+        for aside in asides.values():
+            with aside.open("rb") as stream:
+                _sync(stream)
+        for part, path in self.files(day).items():
             path.parent.mkdir(exist_ok=True)
             asides[part].replace(path)
-        write_json(self._staging / f"day_{day}.json", {"rows": rows, "max_ids": largest.tolist()})
+        write_json(self._staging / f"day_{day}.json", facts)
+        placed()
 
 
-def _write_npy(paths: dict[str, Path], rows: int, blocks: Iterator[Block]) -> None:
-    """dense (N, 13) float32, sparse (N, 26) int64 for raw ids and int32 for others, labels (N, 1) int32."""
-    first = next(blocks)
-    wide = np.int64 if first.sparse.dtype == np.uint32 else np.int32
-    legal = {
-        "dense": ("<f4", CRITEO_NUM_DENSE),
-        "sparse": (np.dtype(wide).str, CRITEO_NUM_SPARSE),
-        "labels": ("<i4", 1),
-    }
+def _write_npy(paths: dict[str, Path], rows: int, parts: Iterator[Part], workers: int, task: Task) -> list[int]:
+    """dense (N, 13) float32, sparse (N, 26) int64 for raw ids and int32 for others, labels (N, 1) int32; each thread
+    writes what it has made. Returns the largest id per feature."""
+    first = next(parts)
+    block = first.make()
+    wide = np.dtype(np.int64 if block.sparse.dtype == np.uint32 else np.int32)
+    shapes = {"dense": (np.dtype(np.float32), CRITEO_NUM_DENSE), "sparse": (wide, CRITEO_NUM_SPARSE)}
+    shapes |= {"labels": (np.dtype(np.int32), 1)}
     with ExitStack() as stack:
-        files = {part: stack.enter_context(path.open("wb")) for part, path in paths.items()}
-        for part, (kind, columns) in legal.items():
-            header = {"descr": kind, "fortran_order": False, "shape": (rows, columns)}
-            np.lib.format.write_array_header_1_0(files[part], header)
-        for block in _chained(first, blocks):
-            files["dense"].write(np.ascontiguousarray(block.dense).data)
-            files["sparse"].write(np.ascontiguousarray(block.sparse, dtype=wide).data)
-            files["labels"].write(np.ascontiguousarray(block.labels).data)
-        for file in files.values():
-            _sync(file)
+        files = {part: _NpyRows(stack.enter_context(paths[part].open("wb")), rows, *shapes[part]) for part in shapes}
+
+        def written(part_at: tuple[int, Part]) -> npt.NDArray[Any]:
+            at, part = part_at
+            block = part.make()
+            for name, file in files.items():
+                file.write(at, getattr(block, name))
+            task.advance(part.rows)
+            largest: npt.NDArray[Any] = block.sparse.max(axis=0)
+            return largest
+
+        known = Part(first.rows, lambda: block)
+        found = in_order(written, _placed(chain((known,), parts)), workers)
+        return [int(n) for n in reduce(np.maximum, found)]
 
 
-def _write_parquet(paths: dict[str, Path], rows: int, blocks: Iterator[Block]) -> None:
-    """Columns label (int32), dense_0 .. dense_12 (float32), cat_0 .. cat_25 (int64 for raw ids, int32 for others)."""
+class _NpyRows:
+    """A file of an array (`rows`, `columns`) of a `kind`, written in any order by any thread."""
+
+    def __init__(self, stream: IO[bytes], rows: int, kind: np.dtype[Any], columns: int) -> None:
+        header = {"descr": kind.str, "fortran_order": False, "shape": (rows, columns)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.flush()
+        self._stream, self._begin, self._kind, self._row_bytes = stream, stream.tell(), kind, columns * kind.itemsize
+
+    def write(self, row: int, values: npt.NDArray[Any]) -> None:
+        """Rows `row` and on."""
+        left = memoryview(np.ascontiguousarray(values, self._kind)).cast("B")
+        at = self._begin + row * self._row_bytes
+        while left:
+            done = os.pwrite(self._stream.fileno(), left, at)
+            left, at = left[done:], at + done
+
+
+def _placed(parts: Iterator[Part]) -> Iterator[tuple[int, Part]]:
+    """Each with the number of its first row."""
+    at = 0
+    for part in parts:
+        yield at, part
+        at += part.rows
+
+
+def _write_parquet(paths: dict[str, Path], rows: int, parts: Iterator[Part], workers: int, task: Task) -> list[int]:
+    """Columns label (int32), dense_0 .. dense_12 (float32), cat_0 .. cat_25 (int64 for raw ids, int32 for others).
+    Returns the largest id per feature."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    first = next(blocks)
-    wide = pa.int64() if first.sparse.dtype == np.uint32 else pa.int32()
-    dense = [pa.field(f"dense_{i}", pa.float32()) for i in range(CRITEO_NUM_DENSE)]
-    sparse = [pa.field(f"cat_{i}", wide) for i in range(CRITEO_NUM_SPARSE)]
-    fields: list[pa.Field[Any]] = [pa.field("label", pa.int32()), *dense, *sparse]
-    schema = pa.schema(fields)
+    largest = np.zeros(CRITEO_NUM_SPARSE, np.int64)
     written = 0
-    with paths["rows"].open("wb") as stream:
-        with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-            for block in _chained(first, blocks):
-                columns = [block.labels, *block.dense.T, *block.sparse.T]
-                arrays = [pa.array(np.ascontiguousarray(c)).cast(f.type) for c, f in zip(columns, schema, strict=True)]
-                writer.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=_GROUP_ROWS)
-                written += block.labels.size
-        assert written == rows, f"{paths['rows']} has {written} rows, not {rows}"
-        _sync(stream)
+    with paths["rows"].open("wb") as stream, ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        blocks = in_order(lambda part: part.make(), parts, workers)
+        while held := list(islice(blocks, -(-_GROUP_ROWS // BLOCK_ROWS))):
+            for block in held:
+                np.maximum(largest, block.sparse.max(axis=0), out=largest)
+            table = pa.concat_tables([_table(block) for block in held])
+            if writer is None:
+                writer = stack.enter_context(pq.ParquetWriter(stream, table.schema, compression="zstd"))
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+            written += table.num_rows
+            task.advance(table.num_rows)
+    assert written == rows, f"{paths['rows']} has {written} rows, not {rows}"
+    return largest.tolist()
 
 
-def _chained(first: Block, others: Iterator[Block]) -> Iterator[Block]:
-    yield first
-    yield from others
+def _table(block: Block) -> pa.Table:
+    import pyarrow as pa
+
+    wide = pa.int64() if block.sparse.dtype == np.uint32 else pa.int32()
+    columns = {"label": pa.array(block.labels)}
+    columns |= {f"dense_{i}": pa.array(np.ascontiguousarray(block.dense[:, i])) for i in range(CRITEO_NUM_DENSE)}
+    sparse = {f"cat_{i}": np.ascontiguousarray(block.sparse[:, i]) for i in range(CRITEO_NUM_SPARSE)}
+    return pa.table(columns | {name: pa.array(ids).cast(wide) for name, ids in sparse.items()})
 
 
 def _sync(stream: IO[bytes]) -> None:
-    stream.flush()
     os.fsync(stream.fileno())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from trainer.jobprogress import Task
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage, write_json
 
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 16_384  # several for each thread, of the smallest day that takes seconds
 BUCKET_ROWS = 1 << 20  # of the shuffle, on average: 168 MB
-_SCATTER_BLOCKS = 8  # blocks that are spread over the buckets in one go
+_SCATTER_BLOCKS = 32  # blocks that are spread over the buckets in one go
+_TRANSPOSED_ROWS = 1_024  # at once: both forms of their ids stay in the second-level cache
 _DRAW_BUCKET, _DRAW_ORDER = 0, 1  # two streams of random numbers from one seed
 
 
@@ -33,6 +35,14 @@ class Block:
     dense: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int32]
     sparse: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`rows` rows that a thread will `make`."""
+
+    rows: int
+    make: Callable[[], Block]
 
 
 @dataclass(frozen=True)
@@ -57,17 +67,24 @@ class Convert:
         self._hash_rows, self._workers = hash_rows, workers
 
     def blocks(self, span: Span) -> Iterator[Block]:
-        """The rows of a day in the order of the file."""
-        least = int((span.stage.facts or {})["dense_min"])
+        """The rows of a day in the order of the file, made by threads."""
+        return in_order(lambda part: part.make(), self.parts(span), self._workers)
 
-        def block(start: int) -> Block:
+    def parts(self, span: Span) -> Iterator[Part]:
+        """The same, still to be made."""
+        for start in range(span.start, span.end, BLOCK_ROWS):
             count = min(BLOCK_ROWS, span.end - start)
-            # As TorchRec's tsv_to_npys: the least value of the file becomes log(2). In int64, where nothing wraps.
-            dense = np.log(span.stage.dense(start, count).astype(np.int64) - (least - 2), dtype=np.float32)
-            columns = [self._ids(f, span.stage.ids(f, start, count)) for f in range(CRITEO_NUM_SPARSE)]
-            return Block(dense, span.stage.labels(start, count), np.stack(columns, axis=1))
+            yield Part(count, partial(self._block, span, start, count))
 
-        return in_order(block, range(span.start, span.end, BLOCK_ROWS), self._workers)
+    def _block(self, span: Span, start: int, count: int) -> Block:
+        least = int((span.stage.facts or {})["dense_min"])
+        # As TorchRec's tsv_to_npys: the least value of the file becomes log(2). In int64, where nothing wraps.
+        dense = np.log(span.stage.dense(start, count).astype(np.int64) - (least - 2), dtype=np.float32)
+        columns = np.stack([self._ids(f, span.stage.ids(f, start, count)) for f in range(CRITEO_NUM_SPARSE)])
+        sparse = np.empty((count, CRITEO_NUM_SPARSE), columns.dtype)
+        for at in range(0, count, _TRANSPOSED_ROWS):
+            sparse[at : at + _TRANSPOSED_ROWS] = columns[:, at : at + _TRANSPOSED_ROWS].T
+        return Block(dense, span.stage.labels(start, count), sparse)
 
     def _ids(self, feature: int, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not self._hash_rows:
@@ -75,6 +92,10 @@ class Convert:
         from trainer.data.stable_hash import hash_integers
 
         return (hash_integers(ids.astype(np.int64)) % np.uint64(self._hash_rows[feature])).astype(np.int32)
+
+
+def _itself(block: Block) -> Block:
+    return block
 
 
 class Shuffled:
@@ -112,8 +133,8 @@ class Shuffled:
                 task.advance(records.size)
         write_json(self._marker, sizes.tolist())
 
-    def blocks(self, day: int) -> Iterator[Block]:
-        """The rows that the day has after the shuffle."""
+    def parts(self, day: int) -> Iterator[Part]:
+        """The rows that the day has after the shuffle. Made here, so that no thread holds on to a bucket."""
         at = [span.day for span in self._spans].index(day)
         left, skip = self._spans[at].size, sum(span.size for span in self._spans[:at])
         for bucket, size in enumerate(json.loads(self._marker.read_text(encoding="utf-8"))):
@@ -125,7 +146,8 @@ class Shuffled:
             left, skip = left - order.size, 0
             for start in range(0, order.size, BLOCK_ROWS):
                 part = records[order[start : start + BLOCK_ROWS]]
-                yield Block(part["dense"], part["labels"], part["sparse"])
+                block = Block(part["dense"], part["labels"], part["sparse"])
+                yield Part(block.labels.size, partial(_itself, block))
 
     def _records(self, blocks: Iterator[Block]) -> Iterator[npt.NDArray[Any]]:
         """Several blocks at a time, as records."""

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ class Preprocess:
         with _alone(self.staging):
             _same_plan(self.staging / "plan.json", wanted, self.output)
             days = [day for source in inputs for day in source.days]
-            finished = Days(self.output, self.staging, self.options.format, days[-1] if len(days) > 1 else None)
-            self._write_days(inputs, finished)
+            eval_day = days[-1] if len(days) > 1 else None
+            with Days(self.output, self.staging, self.options.format, eval_day, self.workers) as finished:
+                self._write_days(inputs, finished)
             marker = self._complete(inputs, finished, days, wanted)
         return marker
 
@@ -86,6 +88,7 @@ class Preprocess:
             training = spans[:-1] if self.options.shuffle and len(spans) > 1 else []
             shuffled = self._scattered(training) if training else None
             self._write(spans, finished, shuffled, {span.day for span in training})
+            finished.settle()
             for source in group:
                 self._facts(source)  # kept for the summary
                 self._stage(source).remove()
@@ -138,9 +141,12 @@ class Preprocess:
         for span in left:
             with self.progress.task(f"writing day {span.day}", span.size, "rows") as task:
                 use_order = shuffled is not None and span.day in training
-                blocks = shuffled.blocks(span.day) if shuffled and use_order else self.convert.blocks(span)
-                finished.write(span.day, span.size, blocks, task)
-            self.progress.event("day", f"day {span.day}: {span.size:,} rows", day=span.day, rows=span.size)
+                parts = shuffled.parts(span.day) if shuffled and use_order else self.convert.parts(span)
+                told = partial(self._tell_day, span)
+                finished.write(span.day, span.size, parts, task, told)
+
+    def _tell_day(self, span: Span) -> None:
+        self.progress.event("day", f"day {span.day}: {span.size:,} rows", day=span.day, rows=span.size)
 
     def _complete(
         self, inputs: Sequence[Input], finished: Days, days: list[int], wanted: dict[str, Any]
