@@ -24,7 +24,7 @@ Positions = npt.NDArray[np.int64]
 FIELDS = 1 + CRITEO_NUM_DENSE + CRITEO_NUM_SPARSE
 _INTEGERS = 1 + CRITEO_NUM_DENSE  # fields before the hexadecimal ones
 _TAB, _NEWLINE, _MINUS, _SPACE = 9, 10, 45, 32
-_BLOCK_ROWS = 1_024  # the arrays in between stay near the second-level cache
+_BLOCK_ROWS = 2_048  # the arrays in between stay near the second-level cache
 _FEW_ROWS = 64  # below this a chunk with a bad row is looked at row by row, above it is halved
 _INT = re.compile(rb"(-?[0-9]{1,10})?")
 _HEX = re.compile(rb"[0-9a-fA-F]{0,8}")
@@ -195,14 +195,16 @@ def _integers(
     characters: npt.NDArray[np.uint8], words: Words, starts: Positions, lengths: Positions
 ) -> npt.NDArray[np.int64] | None:
     """The fields as decimal numbers; None where one is not a 32-bit integer. Overwrites `words` and `lengths`."""
-    minus, long = np.nonzero(words.view(np.uint8)[:, ::8] == _MINUS), np.argwhere(lengths > 8)
-    lengths_long = lengths[*long.T]
-    if minus[0].size:
+    words, lengths = words.reshape(-1), lengths.reshape(-1)
+    minus = np.flatnonzero(words.view(np.uint8)[::8] == _MINUS)
+    long = np.flatnonzero(lengths > 8) if lengths.max(initial=0) > 8 else minus[:0]
+    lengths_long = lengths[long]
+    if minus.size:
         words[minus] >>= _EIGHT
         lengths[minus] -= 1
         if not lengths[minus].all():
             return None
-    lengths[*long.T] = 0
+    lengths[long] = 0
     _to_digits(words, lengths)
     if (np.bitwise_or.reduce(words, axis=None) | np.bitwise_or.reduce(words + _SIXES, axis=None)) & _UPPER_HALVES:
         return None  # a byte that is above 9 without 6 or with it
@@ -215,12 +217,12 @@ def _integers(
     numbers = words.view(np.int64)
     numbers[minus] *= -1
     for place, length in zip(long, lengths_long, strict=True):
-        start = starts[*place]
+        start = starts.flat[place]
         field = characters[start : start + length].tobytes()
         if not _INT.fullmatch(field) or int(field) not in _INT32:
             return None
-        numbers[*place] = int(field)
-    return numbers
+        numbers[place] = int(field)
+    return numbers.reshape(_INTEGERS, -1)
 
 
 def _hexadecimals(words: Words, lengths: Positions) -> npt.NDArray[np.uint32] | None:

@@ -79,7 +79,7 @@ class Convert:
     def _block(self, span: Span, start: int, count: int) -> Block:
         least = int((span.stage.facts or {})["dense_min"])
         # As TorchRec's tsv_to_npys: the least value of the file becomes log(2). In int64, where nothing wraps.
-        dense = np.log(span.stage.dense(start, count).astype(np.int64) - (least - 2), dtype=np.float32)
+        dense = np.log(span.stage.dense(start, count) - np.int64(least - 2), dtype=np.float32)
         columns = np.stack([self._ids(f, span.stage.ids(f, start, count)) for f in range(CRITEO_NUM_SPARSE)])
         sparse = np.empty((count, CRITEO_NUM_SPARSE), columns.dtype)
         for at in range(0, count, _TRANSPOSED_ROWS):
