@@ -106,6 +106,8 @@ def _list_or_scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, w
     if not isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         return Ids(_scalar_ids(array, option, rows, where))
     missing_N = _missing(array, option.column, "data.parquet.sparse", option.fill, where)
+    if isinstance(array, (pa.ListArray, pa.LargeListArray)) and not array.null_count:
+        return _lists(array, option, rows, where)
     lengths: Any = pc.list_value_length(array)  # its stub does not know lists
     lengths_N = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends_N = lengths_N.cumsum()
@@ -119,6 +121,18 @@ def _list_or_scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, w
     return Ids.from_lengths(values_V, lengths_N)
 
 
+def _lists(array: pa.ListArray[Any] | pa.LargeListArray[Any], option: SparseColumn, rows: int, where: Where) -> Ids:
+    """The cells of lists none of which is null: their offsets are ready."""
+    offsets_N1 = array.offsets.to_numpy()
+    values_V = _scalar_ids(
+        _plain(array.flatten()),
+        option,
+        rows,
+        lambda i: where(int(offsets_N1[1:].searchsorted(i + offsets_N1[0], side="right"))),
+    )
+    return Ids(values_V, offsets_N1.astype(np.int64) - offsets_N1[0])
+
+
 def _scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Where) -> Integers:
     """(N,) ids of a column without lists."""
     if pa.types.is_null(array.type):
@@ -127,10 +141,20 @@ def _scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Wh
     if missing_N.any():
         array = _filled(array, option)
     if option.hash:
-        return (_hashes(array, option) % np.uint64(rows)).astype(np.int64)
+        return _modulo(_hashes(array, option), rows)
     ids_N = _integers(array, option)
-    check_ids(option.column, rows, torch.from_numpy(ids_N), where)
+    if ids_N.size and (ids_N.min() < 0 or ids_N.max() >= rows):
+        check_ids(option.column, rows, torch.from_numpy(ids_N.copy()), where)
     return ids_N
+
+
+def _modulo(hashes_N: npt.NDArray[np.uint64], rows: int) -> Integers:
+    """The remainders, in place: numpy divides by one number with a multiplication, but takes remainders with a division
+    each."""
+    quotients_N = hashes_N // np.uint64(rows)
+    quotients_N *= np.uint64(rows)
+    hashes_N -= quotients_N
+    return hashes_N.view(np.int64)
 
 
 def _filled(array: pa.Array[Any], option: SparseColumn) -> pa.Array[Any]:
@@ -152,23 +176,24 @@ def _hashes(array: pa.Array[Any], option: SparseColumn) -> npt.NDArray[np.uint64
     binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
     if not any(is_kind(kind) for is_kind in text + binary):
         return hash_integers(_integers(array, option))
-    array = array.cast(pa.large_binary())
+    narrow = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    array = array if narrow else array.cast(pa.large_binary())
     _, offsets, data = (memoryview(buffer or b"") for buffer in array.buffers())
-    offsets_N = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return hash_strings(np.frombuffer(data, np.uint8), offsets_N)
+    offsets_N = np.frombuffer(offsets, np.int32 if narrow else np.int64)[array.offset : array.offset + len(array) + 1]
+    return hash_strings(np.frombuffer(data, np.uint8), offsets_N.astype(np.int64, copy=False))
 
 
 def _integers(array: pa.Array[Any], option: SparseColumn) -> Integers:
-    """(N,) int64 from integers, booleans, and floats or decimals that are whole numbers (as nulls make of integers)."""
+    """(N,) int64, read-only, from integers, booleans, and whole numbers as floats or decimals (nulls make those)."""
     kind = array.type
     whole = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     if not any(is_kind(kind) for is_kind in whole):
         legal = "integers, strings or lists of them" if option.hash else "integers or lists; strings need hash = true"
         raise UserError(f"column {option.column} of data.parquet.sparse holds {kind}; legal: {legal}")
     if pa.types.is_uint64(kind):
-        return array.to_numpy(zero_copy_only=False, writable=True).view(np.int64)
+        return array.to_numpy(zero_copy_only=False).view(np.int64)
     try:
-        return array.cast(pa.int64()).to_numpy(zero_copy_only=False, writable=True)
+        return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
         raise UserError(
             f"column {option.column} of data.parquet.sparse holds {kind} that are not whole numbers ({error}); "

@@ -72,6 +72,8 @@ class Ids:
 
     def take_rows(self, rows: Integers, num_rows: int) -> Ids:
         """These rows of each of the stacked columns of `num_rows` rows: stacked columns again."""
+        if self.offsets is None:
+            return Ids(self.values.reshape(-1, num_rows).take(rows, axis=1).reshape(-1))
         first_cells = np.arange(0, self.num_cells, num_rows)
         return self.take((first_cells[:, None] + rows).reshape(-1))
 

@@ -43,12 +43,26 @@ def hash_strings(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) ->
 
 def _hash_some(eight_bytes_at: Words, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Words:
     hashes = _mix(lengths.astype(np.uint64))
-    for done in range(0, int(lengths.max(initial=0)), 8):
-        longer = slice(None) if int(lengths.min()) > done else np.flatnonzero(lengths > done)
+    shortest, longest = int(lengths.min(initial=2**62)), int(lengths.max(initial=0))
+    if shortest == longest:
+        return _hash_equal(eight_bytes_at[int(starts[0]) :], hashes, longest)
+    for done in range(0, longest, 8):
+        longer = slice(None) if shortest > done else np.flatnonzero(lengths > done)
         words = eight_bytes_at[starts[longer] + done]
         missing = np.maximum(8 - (lengths[longer] - done), 0).astype(np.uint64)
         words &= np.uint64(2**64 - 1) >> (missing << np.uint64(3))
         hashes[longer] = _mix(hashes[longer] ^ words)
+    return hashes
+
+
+def _hash_equal(eight_bytes_at: Words, hashes: Words, length: int) -> Words:
+    """Of strings of one length, one after another: their words are so many bytes apart, which spares the gather."""
+    for done in range(0, length, 8):
+        words = eight_bytes_at[done : done + hashes.size * length : length]
+        if length - done < 8:
+            words = words & np.uint64(2 ** (8 * (length - done)) - 1)
+        hashes ^= words
+        _mix(hashes)
     return hashes
 
 
