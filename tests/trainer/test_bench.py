@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -72,7 +74,8 @@ def test_preprocessing_is_measured_beside_torchrec(
 
 
 def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Path) -> None:
-    done = trainer("bench", "--data", *SHORT, "--config", str(config_file))
+    shape = ["--data.num-dense", "13", "--data.num-sparse", "26", "--model.num-embeddings", "50"]
+    done = trainer("bench", "--data", *SHORT, "--config", str(config_file), *shape)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["sources"].keys() == {
@@ -84,8 +87,18 @@ def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Pat
     }
     assert min(result["sources"].values()) > 0
     step = result["step"]
-    ratios = [a / b for a, b in zip(step["reading_blocks"], step["cached_blocks"], strict=True)]
-    assert (len(ratios), step["ratio"]) == (3, pytest.approx(statistics.median(ratios)))
+    assert step["ratios"].keys() == {"reading-synthetic", "reading-criteo", "reading-parquet"}
+    for name, ratio in step["ratios"].items():
+        ratios = [a / b for a, b in zip(step[f"{name}_blocks"], step["cached_blocks"], strict=True)]
+        assert (len(ratios), ratio) == (3, pytest.approx(statistics.median(ratios)))
+
+
+def test_a_source_of_another_shape_is_read_by_itself(config_file: Path) -> None:
+    from trainer.bench.sources import reading_sides
+    from trainer.options import load_config
+
+    config = load_config(["--config", str(config_file)], {})
+    assert reading_sides(config, {"criteo": {}, "parquet": {}}) == {"reading-synthetic": [], "cached": []}
 
 
 def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -147,6 +160,40 @@ def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
     assert running.returncode == 130
     assert error == "interrupted; the same command measures anew\n"
     assert not [pid for pid in sides if Path(f"/proc/{pid}").exists()], "a side goes on by itself"
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there and not only waits for somebody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on."""
+    children = [int(p) for f in Path(f"/proc/{pid}/task").glob("*/children") for p in f.read_text().split()]
+    return [*children, *(found for child in children for found in descendants(child))]
+
+
+def test_a_bench_that_is_killed_leaves_no_side_behind(config_file: Path) -> None:
+    command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
+    bench = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL)
+    family: list[int] = []
+    try:
+        while len(family := descendants(bench.pid)) < 6:  # two launchers with two processes each
+            assert bench.poll() is None
+            time.sleep(0.1)
+        bench.kill()
+        bench.wait()
+        deadline = time.monotonic() + 30  # a process that does not notice waits for its store a minute and a half
+        while any(map(running, family)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [pid for pid in family if running(pid)], "a side goes on by itself"
+    finally:
+        bench.kill()
+        for pid in filter(running, family):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_profile_is_a_trace_and_the_ten_heaviest_operators(config_file: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.bench.options import BenchOptions, read_options
+from trainer.bench.orphans import end_with_the_bench
 from trainer.errors import UserError
 from trainer.launch import process_count
 from trainer.options import load_config
@@ -16,6 +17,8 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
     processes."""
     options, nproc, rest = read_options(arguments)
+    if options.side:
+        end_with_the_bench()
     process_count(nproc)  # a wrong one is told once, and not by each side
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports at length that there is no GPU
     from trainer.quiet import quiet_libraries
@@ -55,11 +58,12 @@ def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[
 
         tables.show_preprocess(bench_preprocess())
         return
-    from trainer.bench.sides import READING, bench_sides
-    from trainer.bench.sources import bench_sources
+    from trainer.bench.sides import bench_sides
+    from trainer.bench.sources import bench_sources, made_files, reading_sides
 
-    sources = bench_sources(config)
-    tables.show_sources(sources | {"step": bench_sides(options, nproc, rest, READING)})
+    with made_files(config) as files:
+        sources = bench_sources(config, files)
+        tables.show_sources(sources | {"step": bench_sides(options, nproc, rest, reading_sides(config, files))})
 
 
 def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) -> int:

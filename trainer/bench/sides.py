@@ -33,12 +33,12 @@ _PATIENCE = timedelta(hours=12)  # of a side for its turn; the end of this proce
 _TO_CONNECT = timedelta(seconds=30)
 _END_SECONDS = 30
 AGAINST_STOCK: dict[str, list[str]] = {"ours": [], "stock": ["--train.malloc", "system"]}
-READING: dict[str, list[str]] = {"reading": [], "cached": []}
+READING = "reading-"  # begins the names of sides that read; the others have their batches in memory
 
 
 def bench_sides(options: BenchOptions, nproc: str, rest: list[str], sides: dict[str, list[str]]) -> dict[str, Any]:
-    """Samples/s of the two `sides` (names, and what each adds to the options) over `nproc` processes each, and the
-    median of their ratios pair by pair.
+    """Samples/s of the `sides` (names, and what each adds to the options) over `nproc` processes each, and for all but
+    the last one the median of their ratios to it, block by block; `ratio` is the first one's.
 
     Raises UserError, already told, where a side ends early.
     """
@@ -66,15 +66,18 @@ def bench_sides(options: BenchOptions, nproc: str, rest: list[str], sides: dict[
 
 
 def _result(options: BenchOptions, facts: dict[str, dict[str, Any]], seconds: dict[str, list[float]]) -> dict[str, Any]:
-    first, second = seconds
-    of_first = facts[first]
+    *others, last = seconds
+    of_first = facts[others[0]]
     blocks = {name: [options.steps * of_first["batch_size"] / taken for taken in seconds[name]] for name in seconds}
     found: dict[str, Any] = {name: statistics.median(rates) for name, rates in blocks.items()}
-    found["ratio"] = statistics.median(a / b for a, b in zip(blocks[first], blocks[second], strict=True))
+    found["ratios"] = {
+        name: statistics.median(a / b for a, b in zip(blocks[name], blocks[last], strict=True)) for name in others
+    }
+    found["ratio"] = found["ratios"][others[0]]
     for name in seconds:
         found |= {f"{name}_blocks": blocks[name], f"{name}_precision": facts[name]["precision"]}
     return found | {
-        f"{first}_fast": of_first["fast"],
+        f"{others[0]}_fast": of_first["fast"],
         "processes": of_first["processes"],
         "batch_per_process": of_first["batch_size"] // of_first["processes"],
         "device": of_first["device"],
@@ -84,9 +87,11 @@ def _result(options: BenchOptions, facts: dict[str, dict[str, Any]], seconds: di
 
 
 def _start(name: str, port: int, options: BenchOptions, nproc: str, rest: list[str]) -> subprocess.Popen[bytes]:
-    """A side's job, in a session of its own: this process alone hears Ctrl-C, and ends it."""
+    """A side's job, in a session of its own: this process alone hears Ctrl-C, and ends it. Its own end is told by the
+    pipe (`trainer.bench.orphans`)."""
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", nproc, "bench", *options.arguments()]
-    return subprocess.Popen([*command, f"--side={name}", f"--store={port}", *rest], start_new_session=True)  # noqa: S603
+    command += [f"--side={name}", f"--store={port}", *rest]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
 
 
 @contextmanager
@@ -133,7 +138,7 @@ def serve_side(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> 
     store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=_TO_CONNECT)
     store.set_timeout(_PATIENCE)
     build = stock if options.side == "stock" else ours
-    batches = read_batches(config, runtime) if options.side == "reading" else cached_batches(config, runtime)
+    batches = read_batches(config, runtime) if options.side.startswith(READING) else cached_batches(config, runtime)
     measure, facts = build(config, runtime, batches)
     measure(options.warmup)
     if runtime.is_main:

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from trainer.bench.progress import progress
+from trainer.bench.sides import READING
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, TrainConfig
-from trainer.data import SourceContext, open_source
+from trainer.data import Batch, SourceContext, open_source
 
+Variants = dict[str, dict[str, Any]]
 _ROWS = 1 << 18
 _PER_READ = 2_048
 _SECONDS = 3.0
 _POOL = 100_000
 
 
-def bench_sources(config: TrainConfig) -> dict[str, Any]:
+@contextmanager
+def made_files(config: TrainConfig) -> Iterator[Variants]:
+    """Options of `data` for files of 262,144 rows in a temporary folder: the synthetic source's samples with Criteo's
+    13 dense and 26 sparse features and the configured rows of a table, so that a step does the same work on them."""
+    torch.set_num_threads(1)
+    tree = config.model_dump()
+    tree["data"] |= {"source": "synthetic", "num_dense": CRITEO_NUM_DENSE, "num_sparse": CRITEO_NUM_SPARSE}
+    tree["data"]["ids_per_feature"] = 1
+    tree["model"]["num_embeddings"] = min(config.rows_per_table)
+    made = open_source(SourceContext(TrainConfig.model_validate(tree), "train", torch.device("cpu"))).read(0, _ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        yield {"criteo": _criteo_files(Path(folder), made), "parquet": _parquet_files(Path(folder), made)}
+
+
+def bench_sources(config: TrainConfig, files: Variants) -> dict[str, Any]:
     """Samples/s of one thread for the synthetic, Criteo and Parquet sources, shuffled, in reads of 2,048.
 
-    Criteo and Parquet files of 262,144 rows with the configured features are made in a temporary folder; the first
-    epoch is read to warm up (page cache, Parquet's decoded row groups), the second one counts. Where decoding is
-    named, no decoded row group is kept: every one is read from its file, as in a first epoch.
+    The first epoch is read to warm up (page cache, Parquet's decoded row groups), the second one counts. Where decoding
+    is named, no decoded row group is kept: every one is read from its file, as in a first epoch.
     """
-    torch.set_num_threads(1)
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory() as folder:
         variants = {
             "synthetic": {"source": "synthetic"},
-            "criteo npy": _criteo_files(Path(folder), min(config.rows_per_table)),
-            "parquet": _parquet_files(Path(folder), min(config.rows_per_table)),
+            "criteo npy": files["criteo"],
+            "parquet": files["parquet"],
             "parquet, decoding 26 hashed strings": _decoded(Path(folder) / "strings.parquet", _strings, hashed=True),
             "parquet, decoding 26 lists of 0 to 3 ids": _decoded(Path(folder) / "lists.parquet", _lists, hashed=False),
         }
@@ -46,6 +63,24 @@ def bench_sources(config: TrainConfig) -> dict[str, Any]:
                 rates[name] = _rate(config, data)
                 advance()
     return {"sources": rates, "rows": _ROWS, "samples_per_read": _PER_READ}
+
+
+def reading_sides(config: TrainConfig, files: Variants) -> dict[str, list[str]]:
+    """The configured source, read and in memory; for a synthetic one with Criteo's features, so that the model is the
+    same, also both kinds of files that hold its samples."""
+    sides = {f"{READING}{config.data.source.rpartition(':')[2]}": list[str]()}
+    shape = (config.data.num_dense, config.data.num_sparse, config.data.ids_per_feature)
+    one_size = len(set(config.rows_per_table)) == 1
+    if config.data.source == "synthetic" and shape == (CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, 1) and one_size:
+        sides |= {READING + name: _as_options("--data", data) for name, data in files.items()}
+    return sides | {"cached": []}
+
+
+def _as_options(name: str, value: Any) -> list[str]:
+    """A tree as command-line options."""
+    if isinstance(value, dict):
+        return [option for key in value for option in _as_options(f"{name}.{key.replace('_', '-')}", value[key])]
+    return [name, value if isinstance(value, str) else json.dumps(value)]
 
 
 def _rate(config: TrainConfig, data: dict[str, Any]) -> float:
@@ -62,22 +97,27 @@ def _rate(config: TrainConfig, data: dict[str, Any]) -> float:
     return (position - _ROWS) / (time.perf_counter() - began)
 
 
-def _criteo_files(folder: Path, rows: int) -> dict[str, Any]:
-    draw = np.random.default_rng(0)
-    np.save(folder / "day_0_dense.npy", draw.random((_ROWS, CRITEO_NUM_DENSE), dtype=np.float32))
-    np.save(folder / "day_0_sparse.npy", draw.integers(0, rows, (_ROWS, CRITEO_NUM_SPARSE), dtype=np.int32))
-    np.save(folder / "day_0_labels.npy", draw.integers(0, 2, (_ROWS, 1), dtype=np.int32))
+def _criteo_files(folder: Path, made: Batch) -> dict[str, Any]:
+    np.save(folder / "day_0_dense.npy", made.dense_BD.numpy())
+    np.save(folder / "day_0_sparse.npy", _ids(made).T.astype(np.int32, order="C"))
+    np.save(folder / "day_0_labels.npy", made.labels_B.numpy().astype(np.int32)[:, None])
     return {"source": "criteo", "path": str(folder), "criteo": {"train_days": (0,), "eval_days": ()}}
 
 
-def _parquet_files(folder: Path, rows: int) -> dict[str, Any]:
-    draw = np.random.default_rng(0)
-    dense = {f"dense_{i}": draw.random(_ROWS, dtype=np.float32) for i in range(CRITEO_NUM_DENSE)}
-    sparse = {f"cat_{i}": draw.integers(0, rows, _ROWS) for i in range(CRITEO_NUM_SPARSE)}
+def _parquet_files(folder: Path, made: Batch) -> dict[str, Any]:
+    dense = {f"dense_{i}": np.ascontiguousarray(made.dense_BD.numpy()[:, i]) for i in range(CRITEO_NUM_DENSE)}
+    sparse = {f"cat_{i}": ids for i, ids in enumerate(_ids(made))}
     path = folder / "train.parquet"
-    pq.write_table(pa.table({"label": draw.integers(0, 2, _ROWS), **dense, **sparse}), path, row_group_size=_ROWS // 8)
+    table = pa.table({"label": made.labels_B.numpy().astype(np.int64), **dense, **sparse})
+    pq.write_table(table, path, row_group_size=_ROWS // 8)
     columns = {"dense": list(dense), "sparse": list(sparse), "cache_groups": 8}
     return {"source": "parquet", "path": str(path), "eval_path": str(path), "parquet": columns}
+
+
+def _ids(made: Batch) -> npt.NDArray[np.int64]:
+    """(26, N)."""
+    ids: npt.NDArray[np.int64] = made.sparse.values().numpy().reshape(CRITEO_NUM_SPARSE, -1)
+    return ids
 
 
 def _decoded(path: Path, column: Callable[[np.random.Generator], pa.Array[Any]], hashed: bool) -> dict[str, Any]:

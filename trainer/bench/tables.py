@@ -58,9 +58,12 @@ def show_sources(result: dict[str, Any]) -> None:
         table.add_row(name, f"{rate:,.0f}")
     step = result["step"]
     table.add_section()
-    table.add_row(f"step of {step['processes']} processes that read", f"{step['reading']:,.0f}")
+    for side in step["ratios"]:
+        name = side.removeprefix("reading-")
+        table.add_row(f"step of {step['processes']} processes that read {name}", f"{step[side]:,.0f}")
     table.add_row("the same on batches in memory", f"{step['cached']:,.0f}")
-    table.caption = f"ratio reading / in memory, median of block pairs: {step['ratio']:.2f}"
+    ratios = ", ".join(f"{side.removeprefix('reading-')} {ratio:.3f}" for side, ratio in step["ratios"].items())
+    table.caption = f"ratio reading / in memory, median of block pairs: {ratios}"
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
 
