@@ -8,9 +8,10 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from infra import tables
+from infra.arguments import Parser
 
 if TYPE_CHECKING:
     from infra.cost import CostLine
@@ -26,13 +27,6 @@ _ENGINE = {
     "outputs": "print what the last `up` told: where things are, what to run next",
 }
 _COST = {"cost": "print what an hour costs, item by item; needs neither engine nor login"}
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says a mistake in one line, as all that is not argparse's does; the parsers of its commands are like it."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; `{self.prog} --help` lists what is legal\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    program = _Parser(prog="python -m infra", description=__doc__)
+    program = Parser(prog="python -m infra", description=__doc__)
     commands = program.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (_ENGINE | _COST).items():
         _stack_options(commands.add_parser(name, help=text, description=text), name)
@@ -69,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     return program
 
 
-def _doctor_options(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _doctor_options(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "find what stands in the way of a stack, before `up` and after it: result and what to do, check by check"
     more = "Exit status: 0 fine, 1 something to mend, 2 something could not be looked at."
     command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")

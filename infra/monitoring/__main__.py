@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 
+from infra.arguments import Parser
 from infra.monitoring.alerts import rules
 from infra.monitoring.board import dashboard
 
 
 def main() -> int:
     """Print one of the two documents; JSON is YAML, so Prometheus takes it too."""
-    program = argparse.ArgumentParser(prog="python -m infra.monitoring", description=__doc__)
+    program = Parser(prog="python -m infra.monitoring", description=__doc__)
     program.add_argument("what", choices=["dashboard", "alerts"], help="Grafana's JSON, or a file of rules")
     document = dashboard() if program.parse_args().what == "dashboard" else rules()
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

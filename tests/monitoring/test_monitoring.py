@@ -205,3 +205,11 @@ def test_both_can_be_printed_for_others_to_import(what: str, key: str) -> None:
     words = [sys.executable, "-m", "infra.monitoring", what]
     answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)[key]
+
+
+def test_a_typo_is_told_in_one_line() -> None:
+    words = [sys.executable, "-m", "infra.monitoring", "alert"]
+    answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert answer.stderr.count("\n") == 1, answer.stderr
+    assert "dashboard" in answer.stderr, "it must say what is legal"

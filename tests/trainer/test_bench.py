@@ -112,6 +112,7 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
     )
     assert 0 < result["blocked_seconds"] <= result["background_seconds"]
     assert result["blocked_share"] == pytest.approx(result["blocked_seconds"] / result["synchronous_seconds"])
+    assert result["upload"] is None, "a folder is no object store"
     assert list((tmp_path / "runs").rglob("step_*")) == [], "a bench must not fill a disk"
 
 

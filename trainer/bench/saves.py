@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from trainer.agreement import Agreement, Votes
+from trainer.bench.uploads import bench_uploads
 from trainer.checkpoint import Checkpointer, Progress, Saver, open_store
+from trainer.checkpoint.store import is_local, join_uri
 from trainer.config import TrainConfig
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
@@ -38,7 +40,8 @@ class _Bench:
         self._job = build_job(config, runtime)
         self._job.dmp.train()
         self._pipeline = Pipeline(self._job)
-        self._store = open_store(config.checkpoint.uri, f"{config.train.run}-bench"[:42], config.checkpoint)
+        self._run = f"{config.train.run}-bench"[:42]
+        self._store = open_store(config.checkpoint.uri, self._run, config.checkpoint)
         self.checkpointer = Checkpointer(self._job, self._store)
         self.events: list[dict[str, Any]] = []
         self.saver = Saver(self.checkpointer, config.checkpoint, lambda _, **fields: self.events.append(fields))
@@ -46,20 +49,19 @@ class _Bench:
         self._step = 0
 
     def seconds(self, steps: int, with_save: bool) -> float:
-        """Of `steps` steps between two barriers; with a save begun after the first and written by the last, and with
-        the agreement that training has."""
+        """Of `steps` steps between two barriers, each followed by the agreement that any training has; with a save
+        begun after the first step and written by the last."""
         dist.barrier()
         began = time.perf_counter()
         for number in range(steps):
             self._step += 1
             self._pipeline.progress(self._batches)
-            if with_save:
-                self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
-                if number == 0:
-                    self.saver.start(self.progress)
+            self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
+            if with_save and number == 0:
+                self.saver.start(self.progress)
         if with_save:
             self.saver.settle()
-            self._agreement.close()
+        self._agreement.close()
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
         dist.barrier()
@@ -76,6 +78,14 @@ class _Bench:
         began = time.perf_counter()
         self.checkpointer.save(Progress(self._step + 1, 0))
         return time.perf_counter() - began
+
+    def uploads(self) -> dict[str, Any] | None:
+        """Collective: see bench_uploads; None for a folder of this machine."""
+        checkpoint = self._config.checkpoint
+        if is_local(checkpoint.uri):
+            return None
+        _say(self._runtime, "upload beside one big file")
+        return bench_uploads(self.checkpointer, self._store, join_uri(checkpoint.uri, self._run), self._step + 2)
 
     def close(self) -> None:
         """Leave no checkpoint behind."""
@@ -99,6 +109,7 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
                 rate = options.steps * config.train.batch_size / bench.seconds(options.steps, name == "with")
                 blocks[name].append(rate)
             synchronous.append(bench.synchronous_seconds())
+        uploads = bench.uploads()
     finally:
         bench.close()
     ratios = [on / off for on, off in zip(blocks["with"], blocks["without"], strict=True)]
@@ -114,12 +125,14 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         "blocked_seconds": statistics.median(blocked),
         "background_seconds": statistics.median(event["seconds"] for event in bench.events),
         "blocked_share": statistics.median(blocked) / statistics.median(synchronous),
+        "upload": uploads,
         "processes": runtime.world_size,
         "device": runtime.device.type,
     }
 
 
 def _say(runtime: Runtime, text: str) -> None:
+    """One line of progress, from rank 0."""
     if runtime.is_main:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -45,6 +45,12 @@ def show_saves(result: dict[str, Any]) -> None:
         f"{result['blocked_seconds']:.3f} s, {result['blocked_share']:.0%} of a synchronous one's "
         f"{result['synchronous_seconds']:.2f} s"
     )
+    upload = result["upload"]
+    if upload:
+        table.caption += (
+            f"; {upload['bytes'] / 1e6:,.0f} MB reach the store at {upload['checkpoint_mb_per_s']:,.0f} MB/s, "
+            f"{upload['ratio']:.2f} of one file's {upload['one_file_mb_per_s']:,.0f} MB/s"
+        )
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
 

@@ -7,16 +7,18 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from azure.storage.blob._shared.policies_async import ExponentialRetry
-from small_jobs import main_here
+from small_jobs import main_here, tiny_tree, trainer
 from stores import SERVERS, Bucket
 from unreliable import Proxy, Trouble
 
 from trainer import train
+from trainer.bench.uploads import PAIRS
 from trainer.checkpoint import files, open_store
 from trainer.checkpoint.files import StoreUnavailableError
 from trainer.config import CheckpointConfig
@@ -168,3 +170,19 @@ def test_a_silent_store_is_given_up_after_its_time(bucket: Bucket) -> None:
     began = time.monotonic()
     asked(bucket, attempts=1, seconds=1)
     assert bucket.proxy.met() / 3 < time.monotonic() - began, "it waited for the answers, which take 3 s each"
+
+
+def test_the_bench_of_saves_uploads_beside_one_big_file_and_leaves_nothing(bucket: Bucket, tmp_path: Path) -> None:
+    tree = tiny_tree({"checkpoint.uri": bucket.uri})
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    short = ["--blocks", "1", "--steps", "2", "--warmup", "1", "--config", str(tmp_path / "config.json")]
+    done = trainer("bench", "--nproc", "1", "--checkpoints", *short)
+    assert done.returncode == 0, done.stderr
+    upload = json.loads(done.stdout.splitlines()[-1])["upload"]
+    assert upload["bytes"] > 0
+    assert upload["ratio"] > 0
+    assert "of one file's" in " ".join(done.stdout.split()), "a person must see it too"
+    removed = [path for method, path, _ in bucket.proxy.log if method == "DELETE" and "one-file" in path]
+    assert len(removed) > PAIRS, "the other side of the comparison was not uploaded"
+    fs, folder = fsspec.core.url_to_fs(bucket.uri)
+    assert fs.find(folder) == [], "a bench must not fill a bucket"
