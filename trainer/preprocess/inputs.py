@@ -102,7 +102,7 @@ def _next_text(stream: Any, rest: bytes) -> tuple[Text, bytes, bool]:
     """The lines that end in `rest` and what is read next, what is left behind them, and whether the stream has ended,
     with or without a newline."""
     text = Text.room_for(len(rest) + CHUNK_BYTES + 1)
-    characters = memoryview(text.characters)
+    characters = text.characters.data
     characters[: len(rest)] = rest
     read: int = stream.readinto(characters[len(rest) : -1])
     size = len(rest) + read

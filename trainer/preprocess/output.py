@@ -117,7 +117,7 @@ class _NpyRows:
 
     def write(self, row: int, values: npt.NDArray[Any]) -> None:
         """Rows `row` and on."""
-        left = memoryview(np.ascontiguousarray(values, self._kind)).cast("B")
+        left = np.ascontiguousarray(values, self._kind).data.cast("B")
         at = self._begin + row * self._row_bytes
         while left:
             done = os.pwrite(self._stream.fileno(), left, at)

@@ -28,7 +28,7 @@ from trainer.remote import disk_error
 
 _GIB = 2**30
 _FIXED_BYTES = int(0.6 * _GIB)  # the libraries, a bucket of the shuffle or a chunk of a vocabulary
-_WORKER_BYTES = 48 << 20  # a block of 65,536 rows under way, or some chunks of text
+_WORKER_BYTES = 48 << 20  # some blocks of 16,384 rows under way, or some chunks of text
 
 
 def preprocess_main(arguments: Sequence[str]) -> int:
