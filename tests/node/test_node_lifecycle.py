@@ -26,7 +26,7 @@ SYSCTLS = (
     "net/ipv4/ip_forward",
 )
 #: What a node that is left running would show as.
-SERVERS = (
+SERVERS = {
     "kubelet",
     "containerd",
     "containerd-shim-runc-v2",
@@ -35,7 +35,7 @@ SERVERS = (
     "coredns",
     "pause",
     "node_supervisor",
-)
+}
 SMALL = {"train": {"steps": 60, "batch_size": 64}, "checkpoint": {"every_steps": 0}}
 
 
@@ -49,12 +49,16 @@ def no_node(programs: None) -> Iterator[None]:
 
 
 def servers() -> set[str]:
-    """Processes of this machine that only a node has, by their number and command."""
+    """Processes of this machine that only a node has, by their number and command.
+
+    A control plane of other tests may run beside it: a node's servers are told its folder or containerd's namespace.
+    """
     found = set()
+    own = (str(node_commands.home()), "k8s.io", "/pause")
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (words := command_of(folder)):
             names = {Path(word).name for word in words[:2]} | {Path(word).stem for word in words[:2]}
-            if names & SERVERS and any("node" in word or word == "/pause" for word in words):
+            if names & SERVERS and any(word.startswith(own) or f"={own[0]}" in word for word in words):
                 found.add(f"{folder.name} {' '.join(words)[:80]}")
     return found
 
@@ -114,6 +118,7 @@ def test_a_node_starts_again_where_one_was_killed_without_node_down() -> None:
     before = traces()
     node = node_commands.up(owned=True)
     os.kill(node.state["pid"], signal.SIGKILL)
+    wait_for("end of the process that was noted", lambda: not node.is_alive)
     again = node_commands.up(owned=True)
     assert again.kubectl("get", "nodes", "--output=name").stdout == "node/node\n"
     node_commands.down()
@@ -161,3 +166,11 @@ def test_without_root_the_reason_is_one_line() -> None:
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr == "error: a node needs root, this is user 65534\n"
+
+
+def test_a_typo_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        node_commands.main(["upp"])
+    said = capsys.readouterr().err
+    assert "'upp'" in said
+    assert len(said.splitlines()) == 1, said
