@@ -132,8 +132,12 @@ def alone() -> Iterator[None]:
 def build() -> None:
     """Everything that a node needs and that is made once; a node that is up uses it, so there must be none."""
     refuse_second()
-    cluster_build.build(node_build.NEEDED)
-    node_image.build()
+    if node_image.is_built():
+        cluster_build.build(node_build.NEEDED)
+        return
+    cluster_build.build([node_build.MODULES["programs"]])  # one of them is in the sandboxes' image
+    with node_image.built_meanwhile():
+        cluster_build.build(node_build.NEEDED)
 
 
 def refuse_second() -> None:
