@@ -331,6 +331,9 @@ class CheckpointConfig(Section):
     keep_every_steps: Count = Field(
         0, description="the first checkpoint from each multiple of this on stays for ever; 0: none"
     )
+    direct_io: bool = Field(
+        True, description="write local files past the page cache (O_DIRECT) where the file system can"
+    )
     max_failures: Positive = Field(5, description="saves that may fail in a row before the run ends")
     attempts: Positive = Field(5, description="tries of one request to an object store, with growing pauses")
     request_timeout_seconds: Positive = Field(

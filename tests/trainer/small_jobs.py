@@ -163,7 +163,7 @@ def tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def checkpointer(job: Job) -> Checkpointer:
     """The checkpointer of a job's run."""
-    return Checkpointer(job, open_store(job.config.checkpoint.uri, job.config.train.run))
+    return Checkpointer(job, open_store(job.config.checkpoint.uri, job.config.train.run, job.config.checkpoint))
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:

@@ -46,20 +46,19 @@ class _Bench:
         self._step = 0
 
     def seconds(self, steps: int, with_save: bool) -> float:
-        """Of `steps` steps between two barriers; with a save begun after the first and written by the last, and with
-        the agreement that training has."""
+        """Of `steps` steps between two barriers, each followed by the agreement that any training has; with a save
+        begun after the first step and written by the last."""
         dist.barrier()
         began = time.perf_counter()
         for number in range(steps):
             self._step += 1
             self._pipeline.progress(self._batches)
-            if with_save:
-                self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
-                if number == 0:
-                    self.saver.start(self.progress)
+            self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
+            if with_save and number == 0:
+                self.saver.start(self.progress)
         if with_save:
             self.saver.settle()
-            self._agreement.close()
+        self._agreement.close()
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
         dist.barrier()

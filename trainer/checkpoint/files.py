@@ -18,6 +18,8 @@ import google_crc32c
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
+from trainer.checkpoint.direct import DirectFile
+
 T = TypeVar("T")
 BLOCK_BYTES = 16 * 1024**2  # one checksum each: what a reader must fetch to trust a single value
 _AT_ONCE = 4  # blocks fetched together from an object store, which serves ranges in parallel
@@ -93,12 +95,15 @@ class FileSum:
 
 class CheckedFiles(FileSystemBase):
     """DCP's file system for one step. `written` fills as files are closed; `expected` is what reads are held against,
-    by name."""
+    by name; `direct` writes local files past the page cache."""
 
-    def __init__(self, fs: Any, attempts: int, expected: Mapping[str, FileSum] | None = None) -> None:
+    def __init__(
+        self, fs: Any, attempts: int, expected: Mapping[str, FileSum] | None = None, *, direct: bool = False
+    ) -> None:
         self._fs = fs
         self._attempts = attempts
         self._expected = expected
+        self._direct = direct and isinstance(fs, LocalFileSystem)
         self.written: dict[str, FileSum] = {}
 
     @contextmanager
@@ -108,7 +113,7 @@ class CheckedFiles(FileSystemBase):
         if mode == "rb":
             yield io.BufferedReader(self._reader(path), 1024**2)
             return
-        stream = Summing(self._fs.open(path, mode))
+        stream = Summing(DirectFile(path) if self._direct else self._fs.open(path, mode))
         try:
             yield stream
         except BaseException:
@@ -160,17 +165,21 @@ class Summing(io.RawIOBase):
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._in_pieces = isinstance(inner, DirectFile)  # an upload makes its parts of what it is given at once
         self._size, self._crc = 0, 0
         self._crcs: list[int] = []
 
     def write(self, data: Any) -> int:
         """All of `data`."""
         view = memoryview(data).cast("B")
-        self._inner.write(view)
+        if not self._in_pieces:
+            self._inner.write(view)
         done = 0
         while done < len(view):
             room = BLOCK_BYTES - self._size % BLOCK_BYTES
-            piece = bytes(view[done : done + min(room, _PIECE_BYTES)])
+            piece = bytes(view[done : done + min(room, _PIECE_BYTES)])  # the checksum takes nothing but bytes
+            if self._in_pieces:
+                self._inner.write(piece)
             self._crc = google_crc32c.extend(self._crc, piece)
             self._size += len(piece)
             done += len(piece)
@@ -213,7 +222,9 @@ class Summing(io.RawIOBase):
             return
         super().close()
         try:
-            if hasattr(self._inner, "discard") and not _is_on_disk(self._inner):
+            if isinstance(self._inner, DirectFile):
+                self._inner.discard()
+            elif hasattr(self._inner, "discard") and not _is_on_disk(self._inner):
                 self._inner.discard()
                 self._inner.closed = True  # or its finalizer would complete the upload
             else:
@@ -223,7 +234,8 @@ class Summing(io.RawIOBase):
 
 
 def _is_on_disk(stream: Any) -> bool:
-    return isinstance(stream, io.BufferedWriter) or hasattr(stream, "f")  # open(), or fsspec's LocalFileOpener
+    # Ours, open()'s, or fsspec's LocalFileOpener.
+    return isinstance(stream, (DirectFile, io.BufferedWriter)) or hasattr(stream, "f")
 
 
 class Verified(io.RawIOBase):

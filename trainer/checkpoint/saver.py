@@ -33,6 +33,7 @@ class _Flight:
     progress: Progress
     began: float
     blocked_seconds: float
+    seconds: float = 0.0
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
@@ -156,6 +157,7 @@ class Saver:
             self._checkpointer.write(flight.progress, state, self._group)
         except BaseException as error:  # belongs to the main thread
             flight.error = error
+        flight.seconds = time.monotonic() - flight.began
 
     def _succeeded(self, flight: _Flight) -> None:
         self._failures, self._retry_at, self._last = 0, None, flight.began
@@ -164,7 +166,7 @@ class Saver:
             "checkpoint",
             step=flight.progress.step,
             path=self._checkpointer.location(flight.progress.step),
-            seconds=round(time.monotonic() - flight.began, 3),
+            seconds=round(flight.seconds, 3),
             blocked_seconds=round(flight.blocked_seconds, 3),
         )
 

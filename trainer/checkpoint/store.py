@@ -139,7 +139,7 @@ class StepReader(FileSystemReader):
 class FsspecStore:
     """A folder of a local disk or an object store."""
 
-    def __init__(self, uri: str, attempts: int = 1, timeout_seconds: int = 60) -> None:
+    def __init__(self, uri: str, attempts: int = 1, timeout_seconds: int = 60, *, direct: bool = True) -> None:
         limits = _CLIENT_OPTIONS.get(fsspec.utils.get_protocol(uri))
         self._fs: Any
         try:
@@ -151,6 +151,7 @@ class FsspecStore:
             ) from None
         self._local = isinstance(self._fs, LocalFileSystem)
         self._attempts = 1 if self._local else attempts
+        self._direct = direct
         self._uri = self._root if self._local else uri.rstrip("/")
 
     def complete_steps(self) -> list[int]:
@@ -172,7 +173,8 @@ class FsspecStore:
 
     def writer(self, step: int) -> StepWriter:
         """See CheckpointStore."""
-        return StepWriter(self._folder(step), CheckedFiles(self._fs, self._attempts), self._local, self._attempts)
+        files = CheckedFiles(self._fs, self._attempts, direct=self._direct)
+        return StepWriter(self._folder(step), files, self._local, self._attempts)
 
     def reader(self, step: int, marker: Mapping[str, Any] | None = None) -> StorageReader:
         """See CheckpointStore; raises DamagedCheckpointError for a marker without proper checksums."""
@@ -276,4 +278,5 @@ def is_local(uri: str) -> bool:
 def open_store(root: str, run: str, config: CheckpointConfig | None = None) -> FsspecStore:
     """The store of a run under checkpoint.uri; raises UserError for a URI that fsspec cannot open."""
     config = config or CheckpointConfig()
-    return FsspecStore(join_uri(root, run, "checkpoints"), config.attempts, config.request_timeout_seconds)
+    limits = (config.attempts, config.request_timeout_seconds)
+    return FsspecStore(join_uri(root, run, "checkpoints"), *limits, direct=config.direct_io)
