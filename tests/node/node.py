@@ -71,6 +71,12 @@ class Node(Plane):
         return bool(state) and started_at(state["pid"]) == state["started_at"]
 
     @property
+    def is_ending(self) -> bool:
+        """Whether process 1 is there still: it stays until the kernel has ended every other of its namespace."""
+        first = self.state.get("first")
+        return first is not None and started_at(first[0]) == first[1]
+
+    @property
     def is_orphan(self) -> bool:
         """Whether it is the node of a process that has ended without taking it down."""
         owner = self.state["owner"]
@@ -197,6 +203,8 @@ def start(node: Node, owner: int | None) -> None:
         return (node.folder / "started").exists()
 
     wait_for("node", is_started)
+    first = node.first_process
+    (node.folder / "state.json").write_text(json.dumps(note | {"first": [first, started_at(first)]}))
     node.attach()
     wait_for("ready node", lambda: is_ready(node))
     wait_for("service account `default`", lambda: node.kubectl("get", "sa", "default", check=False).returncode == 0)
@@ -221,8 +229,10 @@ def clear(node: Node) -> None:
     """End process 1 of the node's namespaces: the kernel ends the rest, and forgets mounts and network."""
     if node.is_alive:
         pid = node.state["pid"]
-        os.kill(pid, signal.SIGKILL)  # `unshare`, whose child goes with it
-        wait_for("end of the node's processes", lambda: not namespace_members(node))
+        # Process 1 first, as `unshare` waits for its end; `unshare` itself where it has not forked yet.
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(children[0]) if children else pid, signal.SIGKILL)
+    wait_for("end of the node's processes", lambda: not namespace_members(node))
     wait_for("removal of control groups", remove_cgroups)
     if below := [line.split()[4] for line in mounts() if line.split()[4].startswith(f"{node.folder}/")]:
         raise NodeError(f"something is mounted in {node.folder}: {', '.join(below)}; `umount` it first")
@@ -230,8 +240,9 @@ def clear(node: Node) -> None:
 
 
 def namespace_members(node: Node) -> bool:
-    """Whether the first process or its parent is still there: the parent ends when the last of the others has."""
-    return node.is_alive or any(path.is_dir() and cgroup_is_busy(path) for path in node_servers.cgroups())
+    """Whether any process of the node is there: `unshare`, process 1 with all that it started, the containers'."""
+    busy = any(path.is_dir() and cgroup_is_busy(path) for path in node_servers.cgroups())
+    return node.is_alive or node.is_ending or busy
 
 
 def cgroup_is_busy(top: Path) -> bool:

@@ -105,7 +105,8 @@ def build() -> None:
         (store() / "image.json").unlink(missing_ok=True)
         shutil.rmtree(store(), ignore_errors=True)
         check_disk()
-        with tempfile.TemporaryDirectory(prefix=BUILDS, dir=node_build.cache()) as folder:
+        # What a program that was told to stop still writes there is removed by the next build.
+        with tempfile.TemporaryDirectory(prefix=BUILDS, dir=node_build.cache(), ignore_cleanup_errors=True) as folder:
             build_in(Path(folder))
 
 
@@ -215,11 +216,16 @@ def ran(command: Sequence[str], *, shown: bool = False, **environment: str) -> s
     )
     assert process.stdout is not None
     lines = []
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if shown:
-            say(f"  {line.rstrip()[:160]}")
-    complaint = process.stderr.read() if process.stderr else ""
+    try:
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if shown:
+                say(f"  {line.rstrip()[:160]}")
+        complaint = process.stderr.read() if process.stderr else ""
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
     if process.wait():
         last = (complaint.strip().splitlines() or lines or ["no output"])[-1]
         raise BuildError(f"`{' '.join(command[:1] + command[5:])}` failed: {last}")
