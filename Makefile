@@ -56,7 +56,7 @@ test-engine: install-infra install-test ## Run every stack by the real Pulumi en
 test-engine-full: install-infra install-test ## The same, with a failure at every single create (half an hour)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" ENGINE_FULL=1 $(PY) -m pytest tests/engine $(PYTEST_ARGS)
 
-test-node: install-trainer-$(ACCELERATOR) install-infra install-test ## Run the image on a real node: the whole chain, with faults (root; 25 min)
+test-node: install-trainer-$(ACCELERATOR) install-infra install-test ## Run the image on a real node: the whole chain, with faults (root; 25 to 40 min)
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pytest tests/node $(PYTEST_ARGS)
 
 node-up: install-test ## Start a Kubernetes node of containers on this machine (root, Linux) and print its kubeconfig

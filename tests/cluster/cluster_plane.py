@@ -69,6 +69,7 @@ class Plane:
     """
 
     users: Mapping[str, tuple[str, str]] = USERS
+    controller_flags: tuple[str, ...] = ()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -216,6 +217,7 @@ class Plane:
             f"--root-ca-file={self.certificate}",
             # Each controller under its own account: without it, RBAC lets none of them create a pod.
             "--use-service-account-credentials=true",
+            *self.controller_flags,
         )
         self.program(
             "kube-scheduler",

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
@@ -38,6 +38,13 @@ ISOLATE = ("unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "
 
 class NodeError(Exception):
     """Why a node did not come up or go, in one line for a person."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line, as all that is not argparse's does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; `{self.prog} --help` lists what is legal\n")
 
 
 def home() -> Path:
@@ -125,8 +132,12 @@ def alone() -> Iterator[None]:
 def build() -> None:
     """Everything that a node needs and that is made once; a node that is up uses it, so there must be none."""
     refuse_second()
-    cluster_build.build(node_build.NEEDED)
-    node_image.build()
+    if node_image.is_built():
+        cluster_build.build(node_build.NEEDED)
+        return
+    cluster_build.build([node_build.MODULES["programs"]])  # one of them is in the sandboxes' image
+    with node_image.built_meanwhile():
+        cluster_build.build(node_build.NEEDED)
 
 
 def refuse_second() -> None:
@@ -215,7 +226,7 @@ def clear(node: Node) -> None:
     wait_for("removal of control groups", remove_cgroups)
     if below := [line.split()[4] for line in mounts() if line.split()[4].startswith(f"{node.folder}/")]:
         raise NodeError(f"something is mounted in {node.folder}: {', '.join(below)}; `umount` it first")
-    shutil.rmtree(node.folder, ignore_errors=False) if node.folder.exists() else None
+    wait_for("removal of the node's folder", lambda: remove_folder(node.folder))
 
 
 def namespace_members(node: Node) -> bool:
@@ -233,6 +244,16 @@ def remove_cgroups() -> bool:
     try:
         node_servers.remove_cgroups()
     except OSError:  # a process of it is just ending
+        return False
+    return True
+
+
+def remove_folder(folder: Path) -> bool:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return not folder.exists()
+    except OSError:  # a server that was killed a moment ago has written once more
         return False
     return True
 
@@ -272,7 +293,7 @@ def run(verb: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done; 2 where it is not possible, with the reason; 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(prog="python tests/node/node.py", description=__doc__)
     parser.add_argument("verb", choices=("up", "down"), help="start a node, or remove all of it")
     verb = parser.parse_args(arguments).verb
 

@@ -6,20 +6,25 @@ a build here reaches what this machine reaches, and no address is written anywhe
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import cluster_build
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
 import node_build
 from cluster_build import BuildError, say
 
@@ -35,6 +40,8 @@ TARGET = "plain"
 FORM = 1
 #: Free space that a build needs: its layers, the packed image, and what containerd unpacks of it (measured 20 GiB).
 DISK_GIB = 22
+PROGRESS_SECONDS = 10
+BUILDS = "build-"
 #: containerd's databases: with them as they were after the import, nothing that a node left behind is known.
 DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db")
 SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
@@ -74,46 +81,108 @@ def is_built() -> bool:
     return record().get("key") == key()
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """One build of the image at a time; what a killed one left, up to 20 GiB, goes first."""
+    node_build.cache().mkdir(parents=True, exist_ok=True)
+    with (node_build.cache() / "image.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another build of the image")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in node_build.cache().glob(f"{BUILDS}*"):
+            shutil.rmtree(left)
+        yield
+
+
 def build() -> None:
     """Make the image and put it into the store, unless it is there."""
-    with cluster_build.alone():
+    with alone():
         if is_built():
             return
         # A store of older sources: 9 GiB that the build has use for. Its record first, as it must not outlive a part.
         (store() / "image.json").unlink(missing_ok=True)
         shutil.rmtree(store(), ignore_errors=True)
         check_disk()
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="build-", dir=node_build.cache()) as folder:
-            build_in(Path(folder), started)
+        with tempfile.TemporaryDirectory(prefix=BUILDS, dir=node_build.cache()) as folder:
+            build_in(Path(folder))
 
 
-def build_in(folder: Path, started: float) -> None:
+@contextmanager
+def built_meanwhile() -> Iterator[None]:
+    """The image is made by a process of its own, which waits for disk and network while this one compiles."""
+    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, str(Path(__file__).resolve()), "build"]
+    # In a session of its own Ctrl-C reaches it once, through this process.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield
+        said, _ = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    if process.returncode:
+        raise BuildError(said.strip() or f"the build of the image ended with {process.returncode}")
+
+
+@contextmanager
+def part(name: str, seconds: dict[str, int]) -> Iterator[None]:
+    """One part of a build: it says for how long it has been at work, and notes that in `seconds`."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(PROGRESS_SECONDS):
+            say(f"image: {name}, {time.monotonic() - began:.0f} s")
+
+    say(f"image: {name}")
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        seconds[name] = round(time.monotonic() - began)
+
+
+def build_in(folder: Path) -> None:
     buildah = Buildah(folder)
-    base_image(buildah, folder / "base")
+    seconds: dict[str, int] = {}
+    with part("base image", seconds):
+        base_image(buildah, folder / "base")
     # In two parts: what the first leaves besides its layers, 10 GiB, would be there to the end of a single one.
     for target in ("builder", TARGET):
-        say(f"image: building target {target} of trainer/Dockerfile")
-        buildah(
-            *("build", "--isolation", "chroot", "--network", "host", "--layers", "--format", "oci", "--target", target),
-            *("--build-arg", f"BASE_IMAGE={BASE}", "--build-arg", "ACCELERATOR=cpu", "--file", str(DOCKERFILE)),
-            *("--tag", IMAGE, str(ROOT)),
-            shown=True,
-        )
-        buildah.clean()
+        with part(f"target {target} of trainer/Dockerfile", seconds):
+            buildah(
+                *("build", "--isolation", "chroot", "--network", "host", "--layers", "--format", "oci"),
+                *("--build-arg", f"BASE_IMAGE={BASE}", "--build-arg", "ACCELERATOR=cpu", "--file", str(DOCKERFILE)),
+                *("--target", target, "--tag", IMAGE, str(ROOT)),
+                shown=True,
+            )
+            buildah.clean()
+    with part("packing", seconds):
+        pack(buildah, folder)
+    made = {"key": key(), **described(folder / "trainer"), "seconds": seconds}
+    with part("unpacking into containerd's store", seconds):
+        fill_store([folder / "trainer", folder / "localhost-pause"])
+    record_store(made)
+    say(f"image: {made['size_gib']} GiB packed, {sum(seconds.values())} s")
+
+
+def pack(buildah: Buildah, folder: Path) -> None:
+    """The trainer's image and the sandbox's as layouts in a folder, and nothing else any more."""
     container = buildah("from", "scratch")
     buildah("copy", "--quiet", container, str(node_build.program("pause")), "/pause")
     buildah("config", "--entrypoint", '["/pause"]', "--user", "65535", container)
     buildah("commit", "--quiet", container, PAUSE)
-    say("image: packing it")
     for name, full in ((IMAGE, FULL_NAME), (PAUSE, PAUSE)):
         # zstd takes a quarter of gzip's time at the same size.
         where = f"oci:{folder}/{name.partition(':')[0].replace('/', '-')}:{full}"
-        buildah("push", "--quiet", "--compression-format", "zstd", name, where)
+        buildah("push", "--quiet", "--compression-format", "zstd", "--compression-level", "1", name, where)
     shutil.rmtree(buildah.storage)  # 12 GiB that nothing needs any more
-    made = {"key": key(), **described(folder / "trainer"), "build_seconds": round(time.monotonic() - started)}
-    fill_store([folder / "trainer", folder / "localhost-pause"], made)
-    say(f"image: {made['size_gib']} GiB packed, {made['build_seconds']} s")
 
 
 class Buildah:
@@ -160,7 +229,6 @@ def ran(command: Sequence[str], *, shown: bool = False, **environment: str) -> s
 def base_image(buildah: Buildah, root: Path) -> None:
     """A minimal Debian or Ubuntu from this machine's own mirror."""
     mirror, release = mirror_of_this_machine()
-    say(f"image: base of {release}")
     ran(["debootstrap", "--variant=minbase", "--include=ca-certificates", release, str(root), mirror])
     for name in COPIED:
         source, target = Path(name), root / name[1:]
@@ -219,10 +287,9 @@ def described(layout: Path) -> dict[str, Any]:
     return {"size_gib": round(sum(layer["mib"] for layer in layers) / 1024, 2), "layers": layers}
 
 
-def fill_store(layouts: Sequence[Path], made: dict[str, Any]) -> None:
+def fill_store(layouts: Sequence[Path]) -> None:
     """Import images into a fresh store, and keep its databases as they are then."""
     store().mkdir(parents=True)
-    say("image: unpacking it into containerd's store")
     with containerd(store()) as ctr:
         for layout in layouts:
             ctr("images", "import", "--all-platforms=false", "-", archive=layout)
@@ -231,6 +298,10 @@ def fill_store(layouts: Sequence[Path], made: dict[str, Any]) -> None:
         clean = store() / "clean" / name
         clean.parent.mkdir(parents=True)
         shutil.copy(store() / name, clean)
+
+
+def record_store(made: dict[str, Any]) -> None:
+    """Note what is in the store, which is complete now."""
     made["snapshots"] = sorted(path.name for path in (store() / SNAPSHOTS).iterdir())
     (store() / "image.json").write_text(json.dumps(made, indent=1))
 
@@ -292,5 +363,26 @@ def check_disk() -> None:
         raise BuildError(f"{node_build.cache()} has {free:.1f} GiB free, building the image needs {DISK_GIB}: {mend}")
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Show what is in the store; with `build`, make it: 2 with the reason on standard output, 130 when told to stop."""
+    if arguments != ["build"]:
+        sys.stdout.write(json.dumps(record(), indent=1) + "\n")
+        return 0
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        build()
+    except BuildError as error:
+        sys.stdout.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(record(), indent=1) + "\n")
+    sys.exit(main(sys.argv[1:]))

@@ -17,20 +17,23 @@ from cluster_plane import wait_for
 from node import Node
 from workload_facts import facts, recorded, with_settings
 
+from workloads.cli.snapshot import index_of
 from workloads.facts import Facts
 from workloads.manifests import manifests
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Beyond what a fault may take: a start on two shared cores, and the ten seconds that the Job controller waits.
 PATIENCE = 240.0
-#: Half a minute of steps on two cores, with a checkpoint in each few seconds.
+#: Twenty seconds of steps on two cores, with a checkpoint in each few seconds.
 TRAINER: dict[str, dict[str, Any]] = {
     "data": {"num_dense": 4, "num_sparse": 3, "eval_samples": 4096, "train_samples": 1_000_000},
     "model": {"num_embeddings": [500, 610, 700], "embedding_dim": 8, "dense_arch": [16, 8], "over_arch": [16, 1]},
-    "train": {"batch_size": 64, "steps": 1200, "precision": "fp32", "num_threads": 1},
+    "train": {"batch_size": 64, "steps": 700, "precision": "fp32", "num_threads": 1},
     "checkpoint": {"every_steps": 100, "every_minutes": 0},
     "metrics": {"tensorboard": False, "log_every": 20},
 }
+#: What each launcher makes, as `kubectl` calls it.
+KINDS = {"job": "jobs", "pytorchjob": "pytorchjobs", "trainjob": "trainjobs"}
 JOB: dict[str, Any] = {"nodes": 2, "cpus": 0.5, "grace_seconds": 20, "tensorboard": {"enabled": False}}
 
 
@@ -85,12 +88,15 @@ class Run:
 
     def pod(self, index: int) -> str:
         """The newest pod of an index."""
-        labels = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
+        return [str(pod["metadata"]["name"]) for pod in self.pods() if index_of(pod) == index][-1]
+
+    def lives(self, index: int) -> list[tuple[str, int]]:
+        """Every pod of an index that is still known, with how often its container was started again."""
         return [
-            str(pod["metadata"]["name"])
+            (str(pod["metadata"]["uid"]), int(pod["status"]["containerStatuses"][0]["restartCount"]))
             for pod in self.pods()
-            if str(index) in [pod["metadata"]["labels"].get(label) for label in labels]
-        ][-1]
+            if index_of(pod) == index
+        ]
 
     def read_logs(self) -> None:
         """Keep what every pod has written so far, of earlier containers too."""
@@ -127,8 +133,7 @@ class Run:
 
     def conditions(self) -> dict[str, str]:
         """Those of the job that hold, with their reasons."""
-        kind = {"job": "jobs", "pytorchjob": "pytorchjobs"}[self.launcher]
-        found = self.node.get(kind, self.name, "--namespace", self.namespace)
+        found = self.node.get(KINDS[self.launcher], self.name, "--namespace", self.namespace)
         listed = found.get("status", {}).get("conditions") or []
         return {each["type"]: each.get("reason", "") for each in listed if each["status"] == "True"}
 
@@ -152,9 +157,9 @@ class Run:
 
     def remove(self) -> None:
         """Everything that it made; an ended test waits for no grace."""
-        self.node.kubectl("delete", "jobs", "--all", "--namespace", self.namespace, "--wait=false")
-        if self.launcher == "pytorchjob":
-            self.node.kubectl("delete", "pytorchjobs", "--all", "--namespace", self.namespace, "--wait=false")
+        # The owner first: an operator makes a job that is missing anew.
+        for kind in dict.fromkeys((KINDS[self.launcher], "jobs")):
+            self.node.kubectl("delete", kind, "--all", "--namespace", self.namespace, "--wait=false")
         gone = ("delete", "pods", "--all", "--namespace", self.namespace, "--grace-period=1")
         self.node.kubectl(*gone)
         self.node.kubectl("delete", "namespace", self.namespace, "--wait=false")
@@ -205,6 +210,22 @@ MEASURED: list[str] = []
 def told(text: str) -> None:
     """Note a measurement."""
     MEASURED.append(text)
+
+
+def others_load() -> float:
+    """Processors of this machine that are in use, over two seconds; a limit in seconds says nothing beside others."""
+
+    def used() -> float:
+        user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:8])
+        return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+    before = used()
+    time.sleep(2)
+    return (used() - before) / 2
+
+
+#: Above this many used processors no limit in seconds is asserted. An idle node's servers take a tenth of one or two.
+BUSY = 0.5
 
 
 def now() -> float:
