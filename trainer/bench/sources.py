@@ -20,6 +20,7 @@ from trainer.bench.progress import progress
 from trainer.bench.sides import READING
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, TrainConfig
 from trainer.data import Batch, SourceContext, open_source
+from trainer.malloc import apply_malloc
 
 Variants = dict[str, dict[str, Any]]
 _ROWS = 1 << 18
@@ -49,6 +50,7 @@ def bench_sources(config: TrainConfig, files: Variants) -> dict[str, Any]:
     is named, no decoded row group is kept: every one is read from its file, as in a first epoch.
     """
     pa.set_cpu_count(1)
+    apply_malloc(config.train.malloc, torch.device("cpu"))  # as in training, where most of a read is not page faults
     with tempfile.TemporaryDirectory() as folder:
         variants = {
             "synthetic": {"source": "synthetic"},
