@@ -43,7 +43,7 @@ def test_every_process_ends_when_the_one_that_started_it_is_killed(programs: Non
     assert all(map(is_running, started))
     starter.send_signal(signal.SIGKILL)
     starter.wait()
-    wait_for("end of all processes", lambda: not any(map(is_running, started)), patience=10)
+    wait_for("end of all processes", lambda: not any(map(is_running, started)), patience=60)
 
 
 def test_there_is_no_network_but_loopback_inside(plane: Plane) -> None:
