@@ -60,8 +60,10 @@ def show_sources(result: dict[str, Any]) -> None:
     table = Table(title="Sources, read warm by one thread")
     table.add_column("source")
     table.add_column("samples/s", justify="right")
+    table.add_column("of Arrow's own reading", justify="right")
     for name, rate in result["sources"].items():
-        table.add_row(name, f"{rate:,.0f}")
+        share = result["of_arrow"].get(name)
+        table.add_row(name, f"{rate:,.0f}", "" if share is None else f"{share:.0%}")
     step = result["step"]
     table.add_section()
     for side in step["ratios"]:
