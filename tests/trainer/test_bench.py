@@ -86,6 +86,9 @@ def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Pat
         "parquet, decoding 26 lists of 0 to 3 ids",
     }
     assert min(result["sources"].values()) > 0
+    decoded = {name for name in result["sources"] if "decoding" in name}
+    assert result["of_arrow"].keys() == decoded
+    assert all(0 < share < 1 for share in result["of_arrow"].values()), "faster than the reader that it is built on"
     step = result["step"]
     assert step["ratios"].keys() == {"reading-synthetic", "reading-criteo", "reading-parquet"}
     for name, ratio in step["ratios"].items():
@@ -112,8 +115,17 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
     )
     assert 0 < result["blocked_seconds"] <= result["background_seconds"]
     assert result["blocked_share"] == pytest.approx(result["blocked_seconds"] / result["synchronous_seconds"])
+    assert result["save_share"] is None or -1 < result["save_share"] < 4
     assert result["upload"] is None, "a folder is no object store"
     assert list((tmp_path / "runs").rglob("step_*")) == [], "a bench must not fill a disk"
+
+
+def test_the_share_of_a_save_is_what_its_own_steps_lost() -> None:
+    from trainer.bench.saves import share_of_save
+
+    assert share_of_save([0.3, 0.3], [0.2] * 8) == pytest.approx(0.1), "0.2 s more, of ten steps of 0.2 s"
+    assert share_of_save([0.2], [0.2] * 9) == pytest.approx(0.0)
+    assert share_of_save([0.3, 0.3], []) is None, "nothing to compare with"
 
 
 def test_stock_runs_without_what_ours_sets_for_its_process(bench: subprocess.CompletedProcess[str]) -> None:

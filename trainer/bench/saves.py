@@ -47,20 +47,27 @@ class _Bench:
         self.saver = Saver(self.checkpointer, config.checkpoint, lambda _, **fields: self.events.append(fields))
         self._agreement = Agreement(timedelta(seconds=config.train.timeout_seconds))
         self._step = 0
+        self.shares: list[float | None] = []  # of each block with a save: what the save adds to its steps
 
     def seconds(self, steps: int, with_save: bool) -> float:
         """Of `steps` steps between two barriers, each followed by the agreement that any training has; with a save
         begun after the first step and written by the last."""
         dist.barrier()
         began = time.perf_counter()
+        steps_during, steps_after, ended = list[float](), list[float](), began
         for number in range(steps):
             self._step += 1
+            during = self.saver.busy
             self._pipeline.progress(self._batches)
             self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
             if with_save and number == 0:
                 self.saver.start(self.progress)
+                during = True
+            last, ended = ended, time.perf_counter()
+            (steps_during if during else steps_after).append(ended - last)
         if with_save:
             self.saver.settle()
+            self.shares.append(share_of_save(steps_during, steps_after))
         self._agreement.close()
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
@@ -94,6 +101,16 @@ class _Bench:
                 self._store.delete(step)
 
 
+def share_of_save(steps_during: list[float], steps_after: list[float]) -> float | None:
+    """What a save adds to the time of a block: how much longer the steps during it took than as many of the others did
+    on average, by the time of so many of the others as the block has steps. The machine's drift from block to block
+    does not touch it, as it does the ratio of whole blocks. None where the save lasted for the whole block."""
+    if not steps_after:
+        return None
+    usual = statistics.mean(steps_after)
+    return (sum(steps_during) - usual * len(steps_during)) / (usual * (len(steps_during) + len(steps_after)))
+
+
 def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
     """Collective: samples/s of blocks with and without a save, in turn; the median of their ratios pair by pair."""
     bench = _Bench(config, runtime)
@@ -101,6 +118,7 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         bench.seconds(options.warmup, with_save=False)
         bench.seconds(options.warmup, with_save=True)  # the first save makes its buffers
         bench.events.clear()
+        bench.shares.clear()
         blocks: dict[str, list[float]] = {"with": [], "without": []}
         synchronous = []
         for number in range(options.blocks):
@@ -113,6 +131,8 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     finally:
         bench.close()
     ratios = [on / off for on, off in zip(blocks["with"], blocks["without"], strict=True)]
+    shares = [share for share in bench.shares if share is not None]
+    timed = shares and runtime.device.type == "cpu"  # a GPU's steps are queued, not timed one by one
     blocked = [event["blocked_seconds"] for event in bench.events]
     return {
         "with": statistics.median(blocks["with"]),
@@ -120,6 +140,7 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         "ratio": statistics.median(ratios),
         "with_blocks": blocks["with"],
         "without_blocks": blocks["without"],
+        "save_share": statistics.median(shares) if timed else None,
         "steps_per_save": options.steps,
         "synchronous_seconds": statistics.median(synchronous),
         "blocked_seconds": statistics.median(blocked),

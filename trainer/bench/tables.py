@@ -45,6 +45,8 @@ def show_saves(result: dict[str, Any]) -> None:
         f"{result['blocked_seconds']:.3f} s, {result['blocked_share']:.0%} of a synchronous one's "
         f"{result['synchronous_seconds']:.2f} s"
     )
+    if result["save_share"] is not None:
+        table.caption += f"; it adds {result['save_share']:.1%} to the time of the block, by the steps beside it"
     upload = result["upload"]
     if upload:
         table.caption += (
