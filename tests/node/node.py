@@ -141,7 +141,7 @@ def build() -> None:
     if node_image.is_built():
         cluster_build.build(node_build.NEEDED)
         return
-    cluster_build.build([node_build.MODULES["programs"]])  # one of them is in the sandboxes' image
+    cluster_build.build([node_build.MODULES["pause"]])  # it is in the sandboxes' image
     with node_image.built_meanwhile():
         cluster_build.build(node_build.NEEDED)
 

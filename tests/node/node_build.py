@@ -52,7 +52,8 @@ MODULES = {
             stamps=("k8s.io/component-base/version",),
             stamped_with="k8s.io/kubernetes",
         ),
-        NodeModule("programs", {"coredns": "./coredns", "pause": "./pause"}),
+        NodeModule("coredns", {"coredns": "."}),
+        NodeModule("pause", {"pause": "."}),
     )
 }
 #: Of the control plane's modules those that a node needs too; the operators' are only for tests.

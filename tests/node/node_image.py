@@ -70,7 +70,7 @@ def sources() -> list[Path]:
 
 def key() -> str:
     """Changes with whatever the image is made of."""
-    digest = hashlib.sha256(f"{FORM} {node_build.MODULES['programs'].folder.name}".encode())
+    digest = hashlib.sha256(f"{FORM} {node_build.MODULES['pause'].folder.name}".encode())
     for path in sources():
         digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]

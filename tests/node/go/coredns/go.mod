@@ -1,4 +1,4 @@
-module torchrec-cloud/tests/node/programs
+module torchrec-cloud/tests/node/coredns
 
 go 1.25.0
 
