@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -25,10 +27,8 @@ from rich.table import Table
 from trainer.checkpoint.store import is_local, join_uri
 from trainer.config import TrainConfig
 from trainer.errors import UserError
+from trainer.metrics.appended import AppendedFile
 from trainer.planner import PlannedTable
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 _MIB, _GIB = 1024**2, 1024**3
 # Scalars that a dashboard draws over steps; the rest of an event is context.
@@ -116,22 +116,22 @@ class JsonLines(Sink):
     """One JSON object per line, to a file or to standard output."""
 
     def __init__(self, path: Path | None) -> None:
-        self._stream: IO[str] = sys.stdout
-        self._owned = path is not None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = path.open("a", encoding="utf-8")
+        self._file = None if path is None else AppendedFile(path)
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink. NaN and infinity become null: they are not JSON."""
-        line = {"event": name, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in fields.items()}
-        self._stream.write(json.dumps(line) + "\n")
-        self._stream.flush()
+        values = {"event": name, "time": round(time.time(), 3)} | {key: _plain(value) for key, value in fields.items()}
+        line = json.dumps(values) + "\n"
+        if self._file is None:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        else:
+            self._file.write(line.encode())
 
     def close(self) -> None:
         """See Sink."""
-        if self._owned:
-            self._stream.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class ProgressBar(Sink):
@@ -194,23 +194,33 @@ class NoProgress(Sink):
 
 
 class TensorBoard(Sink):
-    """Scalars of training and evaluation under the run's folder."""
+    """Scalars of training and evaluation under the run's folder, in a file of TensorBoard's own format.
+
+    torch's SummaryWriter writes in a thread that a full disk ends, with a trace, and raises at the next scalar.
+    """
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer: SummaryWriter = SummaryWriter(str(folder))
+        self._event, self._summary = Event, Summary
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._writer = RecordWriter(AppendedFile(folder / name))
+        self._write(file_version="brain.Event:2")
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink."""
         if name in ("train", "eval"):
-            for key in SCALARS:
-                if key in fields:
-                    self._writer.add_scalar(f"{name}/{key}", fields[key], fields["step"])
+            values = [self._summary.Value(tag=f"{name}/{k}", simple_value=fields[k]) for k in SCALARS if k in fields]
+            self._write(step=fields["step"], summary=self._summary(value=values))
 
     def close(self) -> None:
         """See Sink."""
         self._writer.close()
+
+    def _write(self, **content: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
 class Prometheus(Sink):
