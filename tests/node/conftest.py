@@ -64,7 +64,7 @@ def programs(request: pytest.FixtureRequest) -> None:
     if os.environ.get("TEST_NODE_BUILD") == "0":
         pytest.skip(f"not built yet: {', '.join(absent)}, and TEST_NODE_BUILD=0; `make test-node` builds it")
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        say(f"\nbuilding {', '.join(absent)}, once: up to 15 minutes on two cores")
+        say(f"\nbuilding {', '.join(absent)}, once: 10 to 20 minutes on two cores")
         try:
             node_commands.build()
         except (BuildError, node_commands.NodeError) as error:
