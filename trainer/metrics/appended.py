@@ -35,9 +35,6 @@ class AppendedFile:
             self._waiting += record
         self._write_waiting()
 
-    def flush(self) -> None:
-        """Nothing is held back that the file system takes."""
-
     def close(self) -> None:
         """Try a last time, and tell what is lost."""
         self._write_waiting()
