@@ -84,7 +84,21 @@ def test_whole_records_are_dropped_beyond_the_memory_for_them_and_counted(
         file.write(b"4\n")
     file.close()
     assert (tmp_path / "x").read_bytes() == b"first\n3\n4\n"
-    assert "except for 1 records" in caplog.records[-1].getMessage()
+    assert "1 records beyond 10 bytes are lost" in caplog.records[-1].getMessage()
+
+
+def test_what_was_dropped_is_told_where_there_is_never_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appended, "_KEPT_BYTES", 10)
+    (tmp_path / "x").symlink_to(FULL)
+    file = AppendedFile(tmp_path / "x")
+    for record in (b"first\n", b"second\n", b"third\n"):
+        file.write(record)
+    with caplog.at_level(logging.WARNING, "trainer.metrics"):
+        file.close()
+    assert "lacks the last 6 bytes" in caplog.records[-1].getMessage()
+    assert "2 records beyond 10 bytes are lost" in caplog.records[-1].getMessage()
 
 
 def test_a_run_whose_logs_are_on_a_full_disk_ends_well(tmp_path: Path) -> None:

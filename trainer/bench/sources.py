@@ -53,18 +53,17 @@ def bench_sources(config: TrainConfig, files: Variants) -> dict[str, Any]:
     pa.set_cpu_count(1)
     apply_malloc(config.train.malloc, torch.device("cpu"))  # as in training, where most of a read is not page faults
     with tempfile.TemporaryDirectory() as folder:
-        variants = {
-            "synthetic": {"source": "synthetic"},
-            "criteo npy": files["criteo"],
-            "parquet": files["parquet"],
+        kept = {"synthetic": {"source": "synthetic"}, "criteo npy": files["criteo"], "parquet": files["parquet"]}
+        decoded = {
             "parquet, decoding 26 hashed strings": _decoded(Path(folder) / "strings.parquet", _strings, hashed=True),
             "parquet, decoding 26 lists of 0 to 3 ids": _decoded(Path(folder) / "lists.parquet", _lists, hashed=False),
         }
+        variants = kept | decoded
         with progress("reading", len(variants), "sources") as advance:
             rates, of_arrow = {}, {}
             for name, data in variants.items():
                 rates[name] = _rate(config, data)
-                if data.get("parquet", {}).get("cache_groups") == 1:
+                if name in decoded:
                     of_arrow[name] = rates[name] / _arrow_rate(data["path"])
                 advance()
     return {"sources": rates, "of_arrow": of_arrow, "rows": _ROWS, "samples_per_read": _PER_READ}

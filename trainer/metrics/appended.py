@@ -43,7 +43,12 @@ class AppendedFile:
         except OSError as error:
             _log.warning("%s may lack its last lines: %s", self._path, error.strerror)
         if self._waiting:
-            _log.warning("%s lacks the last %d bytes, which could not be written", self._path, len(self._waiting))
+            _log.warning(
+                "%s lacks the last %d bytes, which could not be written%s",
+                self._path,
+                len(self._waiting),
+                self._beyond(),
+            )
 
     def _write_waiting(self) -> None:
         try:
@@ -59,6 +64,8 @@ class AppendedFile:
             self._refused = True
             return
         if self._refused:
-            lost = f", except for {self._dropped} records beyond {_KEPT_BYTES} bytes" if self._dropped else ""
-            _log.warning("%s is written again, with all that was kept%s", self._path, lost)
+            _log.warning("%s is written again, with all that was kept%s", self._path, self._beyond())
         self._refused, self._dropped = False, 0
+
+    def _beyond(self) -> str:
+        return f", and {self._dropped} records beyond {_KEPT_BYTES} bytes are lost" if self._dropped else ""
