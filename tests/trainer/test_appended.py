@@ -101,6 +101,17 @@ def test_what_was_dropped_is_told_where_there_is_never_room(
     assert "2 records beyond 10 bytes are lost" in caplog.records[-1].getMessage()
 
 
+@pytest.mark.parametrize("before", ["", '{"event": "train"}\n', '{"event": "train"}\n{"event": "tr'])
+def test_a_line_that_was_cut_off_takes_no_other_with_it(before: str, tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_text(before)
+    sink = JsonLines(tmp_path / "m.jsonl")
+    sink.event("start", {})
+    sink.close()
+    *earlier, last = (tmp_path / "m.jsonl").read_text().splitlines()
+    assert earlier == before.splitlines()
+    assert json.loads(last)["event"] == "start"
+
+
 def test_a_run_whose_logs_are_on_a_full_disk_ends_well(tmp_path: Path) -> None:
     logs = tmp_path / "logs" / "default"
     logs.mkdir(parents=True)

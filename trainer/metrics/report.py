@@ -117,6 +117,8 @@ class JsonLines(Sink):
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else AppendedFile(path)
+        if self._file is not None and path is not None and _is_torn(path):
+            self._file.write(b"\n")  # or the first event would be lost with what a kill or a full disk cut off
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """See Sink. NaN and infinity become null: they are not JSON."""
@@ -132,6 +134,15 @@ class JsonLines(Sink):
         """See Sink."""
         if self._file is not None:
             self._file.close()
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line of a file has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() != b"\n"
 
 
 class ProgressBar(Sink):
