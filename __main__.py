@@ -6,9 +6,9 @@ import pulumi
 
 from infra import stack
 from infra.addons.addons import Addons
-from infra.exports import export_all, export_service
-from infra.interrupted import end_without_a_trace
-from infra.problems import Problem
+from infra.config.problems import Problem
+from infra.interrupt import end_without_a_trace
+from infra.outputs import export_all, export_service
 from trainer.config import TrainConfig
 from workloads import checks
 from workloads.component import TrainingJob

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra import tables
-from infra.arguments import Parser
+from infra.cli import tables
+from infra.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from infra.cost import CostLine
@@ -112,7 +112,7 @@ def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from infra import configuration
+    from infra import stack_files as configuration
     from infra.automation import command
 
     # `kill` and a closed terminal end an operation as Ctrl-C does: at the next point that leaves a usable state.
@@ -123,8 +123,8 @@ def _engine(arguments: argparse.Namespace) -> int:
 
 
 def _cost(arguments: argparse.Namespace) -> int:
-    from infra import configuration
-    from infra.exports import hourly_cost
+    from infra import stack_files as configuration
+    from infra.outputs import hourly_cost
 
     if arguments.stack not in configuration.files(arguments.cwd):
         known = ", ".join(configuration.files(arguments.cwd)) or "none"

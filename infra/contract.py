@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pulumi_kubernetes as k8s
 
     from infra.catalog import InstanceType
-    from infra.settings import StackSettings
+    from infra.config.settings import StackSettings
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]
 Effect = Literal["NoSchedule", "NoExecute", "PreferNoSchedule"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra import catalog
-from infra.problems import Problem, mend
+from infra.config.problems import Problem, mend
 
 if TYPE_CHECKING:
-    from infra.settings import StackSettings
+    from infra.config.settings import StackSettings
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import TypeVar
 import pulumi
 from pydantic import BaseModel
 
-from infra import checks, clouds, cost
-from infra.problems import Problem, SettingsError, first_of_each, unset
-from infra.settings import StackSettings
-from infra.validation import Path, tolerant
+from infra import clouds, cost
+from infra.config import checks
+from infra.config.problems import Problem, SettingsError, first_of_each, unset
+from infra.config.settings import StackSettings
+from infra.config.validation import Path, tolerant
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 

@@ -147,9 +147,9 @@ def takes_stack(parser: argparse.ArgumentParser, name: str) -> bool:
 
 def of_trainer(rest: list[str]) -> str | None:
     """The command, and every option that it is given: those of the tree, those of `launch`, those of its own."""
-    from trainer.cli import _OWN_OPTIONS, COMMANDS
     from trainer.config import leaves
-    from trainer.options import option_name
+    from trainer.config.options import option_name
+    from trainer.main import _OWN_OPTIONS, COMMANDS
 
     names = rest[:1] if rest[:1] and not rest[0].startswith("-") else ["train"]
     if names[0] == "launch":

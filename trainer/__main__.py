@@ -2,7 +2,7 @@
 
 import sys
 
-from trainer.cli import main
+from trainer.main import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

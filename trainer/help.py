@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from trainer.config import TrainConfig, leaves
-from trainer.options import env_name, option_name
+from trainer.config.options import env_name, option_name
 
 _WITH_OPTIONS = ("train", "evaluate", "config", "export", "bench", "plan")
 
@@ -37,7 +37,7 @@ def command_help(name: str, summary: str) -> str:
     """`python -m trainer COMMAND --help`."""
     lines = [f"usage: python -m trainer {name} ...", "", summary.strip()]
     if name == "plan":
-        from trainer.plan import options_parser
+        from trainer.planning.plan import options_parser
 
         own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
         lines += ["", own, "", "Without --gpus-per-node the machine's CPUs are measured, for a few seconds."]

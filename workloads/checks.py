@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from infra.problems import Problem, mend, unset, unused
+from infra.config.problems import Problem, mend, unset, unused
 from trainer.config import TrainConfig
 from workloads.facts import job_nodes
 from workloads.settings import ON_CLUSTERS, SERVICES, JobSettings

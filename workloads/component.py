@@ -13,7 +13,7 @@ from workloads import manifests as m
 from workloads.facts import Facts, draft, resolve
 from workloads.image import trainer_image
 from workloads.launchers import torchx
-from workloads.names import Manifest
+from workloads.objects.names import Manifest
 from workloads.settings import JobSettings
 
 #: What a person should know before choosing a launcher.

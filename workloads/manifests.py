@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from workloads import dataset, netcheck, objects, queue, tensorboard
+from workloads import netcheck
 from workloads.facts import Facts
 from workloads.launchers import load
-from workloads.names import Manifest
-from workloads.network import network_policy
+from workloads.objects import common as objects
+from workloads.objects import dataset, queue, tensorboard
+from workloads.objects.names import Manifest
+from workloads.objects.network_policy import network_policy
 
 #: Keys of `manifests` that others wait for.
 ACCOUNT, CONFIG, DATASET, NETCHECK, JOB = "account", "config", "dataset", "netcheck", "job"

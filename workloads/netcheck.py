@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from workloads.facts import Facts
-from workloads.launchers.arguments import launch
 from workloads.launchers.job import indexed_job
-from workloads.names import Manifest
-from workloads.objects import component_labels, headless_service
+from workloads.objects.arguments import launch
+from workloads.objects.common import component_labels, headless_service
+from workloads.objects.names import Manifest
 
 NETCHECK = "netcheck"
 

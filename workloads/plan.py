@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from infra import catalog
 from infra.catalog import InstanceType
-from infra.problems import mend
+from infra.config.problems import mend
 from trainer.config import TrainConfig
 from workloads.cli.errors import EXIT_OK, CliError, one_line
 from workloads.facts import job_nodes
@@ -153,7 +153,7 @@ def planned(wanted: Wanted) -> dict[str, Any]:
 
 def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
     """On paper: no GPU is needed, but the planner is."""
-    from trainer.plan import Options, plan_on_paper
+    from trainer.planning.plan import Options, plan_on_paper
 
     options = Options(
         nodes=wanted.nodes,
@@ -220,7 +220,7 @@ def _show(found: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from trainer.plan import plan_rows
+    from trainer.planning.plan import plan_rows
 
     cost = found["cost"]
     table = Table(title="Plan", show_header=False)

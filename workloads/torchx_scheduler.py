@@ -25,7 +25,7 @@ from workloads.cli.target import Target
 from workloads.cli.why import quantity
 from workloads.facts import COMPONENT_LABEL, METRICS_PORT, PART_OF, RUN_LABEL
 from workloads.launchers.torchx import SCHEDULER
-from workloads.names import Manifest, hashed
+from workloads.objects.names import Manifest, hashed
 
 try:
     from torchx import schedulers, specs

@@ -12,7 +12,7 @@ from infra.automation.display import Display
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import StackOutputs
 from infra.automation.stack import Approve, Changes, LiveStack
-from infra.problems import SettingsError
+from infra.config.problems import SettingsError
 
 
 def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pulumi import automation
 from pulumi.automation.errors import CommandError, StackNotFoundError
 
-from infra import configuration
+from infra import stack_files as configuration
 from infra.automation import account, diagnosis
 from infra.automation.display import Display
 from infra.automation.engine import Engine

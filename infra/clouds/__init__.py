@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     import pulumi
 
+    from infra.config.settings import StackSettings
     from infra.contract import Cluster, Credentials, Provision, Serve, TrainingService
-    from infra.doctor.model import CloudDoctor
-    from infra.settings import StackSettings
+    from infra.findings.model import CloudDoctor
 
 
 @dataclass(frozen=True)

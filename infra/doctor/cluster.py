@@ -7,9 +7,9 @@ from typing import Any
 
 from infra.addons import charts
 from infra.contract import GPU_LABEL
-from infra.doctor.causes import CLAIM, MOUNT, NO_FABRIC, NO_GPUS, NODE_NOT_READY, OPERATOR
-from infra.doctor.kube import Kube, Object
-from infra.doctor.model import Check, Context, Finding, ok, problem, skipped
+from infra.findings.common_causes import CLAIM, MOUNT, NO_FABRIC, NO_GPUS, NODE_NOT_READY, OPERATOR
+from infra.findings.kube import Kube, Object
+from infra.findings.model import Check, Context, Finding, ok, problem, skipped
 
 GPU = "nvidia.com/gpu"
 SERVER = "kubernetes"

@@ -15,14 +15,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra import configuration, cost
+from infra import cost
 from infra import stack as stacks
+from infra import stack_files as configuration
 from infra.automation import LiveStack, OperationError, StackOutputs
 from infra.automation.display import Silent
+from infra.config.problems import Problem, SettingsError
 from infra.doctor import cluster, guides, images, job, runner, tools
-from infra.doctor.causes import BUDGET, SETTING, STATE
-from infra.doctor.model import CannotAskError, Check, CloudDoctor, Context, Finding, Status, named, ok, problem, skipped
-from infra.problems import Problem, SettingsError
+from infra.findings.common_causes import BUDGET, SETTING, STATE
+from infra.findings.model import (
+    CannotAskError,
+    Check,
+    CloudDoctor,
+    Context,
+    Finding,
+    Status,
+    named,
+    ok,
+    problem,
+    skipped,
+)
 
 FINE, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
 #: A file has no width, and few lines of it should be folded.

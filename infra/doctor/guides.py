@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra import clouds, configuration
+from infra import clouds
+from infra import stack_files as configuration
 from infra.cost import HourlyCost
-from infra.doctor.causes import CLUSTER, GENERAL
-from infra.doctor.model import Cause
 from infra.doctor.tools import ROOT
+from infra.findings.common_causes import CLUSTER, GENERAL
+from infra.findings.model import Cause
 from infra.monitoring.alerts import ALERTS
 
 #: `<!-- causes: NAME -->` ... `<!-- /causes -->` in a guide, and the same with `cost`.

@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from infra.doctor.causes import IMAGE_CLOSED, NO_IMAGE, SLOW
-from infra.doctor.model import Finding, ok, problem, skipped, unknown
+from infra.findings.common_causes import IMAGE_CLOSED, NO_IMAGE, SLOW
+from infra.findings.model import Finding, ok, problem, skipped, unknown
 
 #: What a manifest may be: an index or an image, in Docker's spelling and in that of OCI.
 _ACCEPT = ", ".join(

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from infra.doctor.causes import API_CLOSED, JOB, JOB_LOG
-from infra.doctor.model import CannotAskError, Check, Finding, ok, problem, skipped
 from infra.doctor.tools import ROOT
+from infra.findings.common_causes import API_CLOSED, JOB, JOB_LOG
+from infra.findings.model import CannotAskError, Check, Finding, ok, problem, skipped
 
 _SECONDS = 60.0
 _WELL = ("running", "succeeded", "stopped", "queued")

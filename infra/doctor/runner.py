@@ -12,8 +12,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.status import Status
 
-from infra.doctor.causes import BROKEN, SLOW
-from infra.doctor.model import CannotAskError, Check, Finding, named, skipped, unknown
+from infra.findings.common_causes import BROKEN, SLOW
+from infra.findings.model import CannotAskError, Check, Finding, named, skipped, unknown
 
 _BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1

@@ -16,8 +16,8 @@ from packaging.specifiers import SpecifierSet
 
 from infra.automation.engine import Engine, install_hint
 from infra.automation.errors import OperationError
-from infra.doctor.causes import NO_BUILDER, NO_ENGINE, NO_LANGUAGE, OUT_OF_STEP, PYTHON
-from infra.doctor.model import Check, Context, Finding, ok, problem, skipped
+from infra.findings.common_causes import NO_BUILDER, NO_ENGINE, NO_LANGUAGE, OUT_OF_STEP, PYTHON
+from infra.findings.model import Check, Context, Finding, ok, problem, skipped
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements-infra.txt"

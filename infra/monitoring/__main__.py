@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from infra.arguments import Parser
+from infra.cli.arguments import Parser
 from infra.monitoring.alerts import rules
 from infra.monitoring.board import dashboard
 

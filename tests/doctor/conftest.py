@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from doctor_answers import Recorded, serving
 from fake_cluster import FakeCluster, running
 
-from infra import configuration
-from infra.doctor.model import Context
+from infra import stack_files as configuration
+from infra.findings.model import Context
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
-from infra.doctor.model import CannotAskError, Check, Finding, named
+from infra.findings.model import CannotAskError, Check, Finding, named
 
 Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, object]]
 

@@ -12,7 +12,7 @@ from doctor_answers import Recorded, asked, one
 from moto.server import ThreadedMotoServer
 
 from infra.clouds.aws import doctor
-from infra.doctor.model import Context
+from infra.findings.model import Context
 
 Contexts = Callable[..., Context]
 P_ON_DEMAND, P4_SPOT, P5_SPOT, STANDARD = "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-1216C47A"

@@ -13,7 +13,7 @@ import pytest
 from doctor_answers import Recorded, asked, one
 
 from infra.clouds.azure import doctor
-from infra.doctor.model import Context
+from infra.findings.model import Context
 
 Contexts = Callable[..., Context]
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"

@@ -10,7 +10,7 @@ import pytest
 
 from infra.doctor import guides
 from infra.doctor.guides import lists
-from infra.doctor.model import Cause
+from infra.findings.model import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = [cause for causes in lists().values() for cause in causes]
@@ -28,7 +28,7 @@ def test_every_cause_has_a_key_of_its_own() -> None:
 @pytest.mark.parametrize("name", sorted(lists()))
 def test_every_cause_that_is_not_only_told_is_used_by_a_check(name: str) -> None:
     code = "\n".join(path.read_text() for path in SOURCES if path.name != "causes.py")
-    module = "infra.doctor.causes" if name in ("general", "cluster") else f"infra.clouds.{name}.causes"
+    module = "infra.findings.common_causes" if name in ("general", "cluster") else f"infra.clouds.{name}.causes"
     if name == "local":
         module = "infra.clouds.local.doctor"
     names = {

@@ -15,7 +15,7 @@ from workload_runs import NODES, PODS, TRAIN, condition, job, line, pod
 from infra.clouds.local import doctor as local_doctor
 from infra.doctor import cluster as checks_of
 from infra.doctor import job as job_checks
-from infra.doctor.model import Context, Finding
+from infra.findings.model import Context, Finding
 
 CLAIMS = "/api/v1/namespaces/training/persistentvolumeclaims"
 EVENTS = "/api/v1/namespaces/training/events"

@@ -21,7 +21,7 @@ from infra.clouds.aws import doctor as aws_doctor
 from infra.clouds.azure import doctor as azure_doctor
 from infra.clouds.gcp import doctor as gcp_doctor
 from infra.doctor import command, tools
-from infra.doctor.model import Context, Finding, ok
+from infra.findings.model import Context, Finding, ok
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"

@@ -9,7 +9,7 @@ import pytest
 from doctor_answers import Recorded, asked, one
 
 from infra.clouds.gcp import doctor
-from infra.doctor.model import Context
+from infra.findings.model import Context
 
 Contexts = Callable[..., Context]
 PROJECT = "/v1/projects/my-project"

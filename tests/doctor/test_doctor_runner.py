@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from infra.doctor import runner
-from infra.doctor.causes import NO_CLIENT, SLOW
-from infra.doctor.model import CannotAskError, Cause, Check, Finding, ok, problem
+from infra.findings.common_causes import NO_CLIENT, SLOW
+from infra.findings.model import CannotAskError, Cause, Check, Finding, ok, problem
 
 
 def run(*checks: Check) -> dict[str, Finding]:

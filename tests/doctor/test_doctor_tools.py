@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.doctor import tools
-from infra.doctor.model import Context
+from infra.findings.model import Context
 
 Pulumi = Callable[..., Path]
 

@@ -28,8 +28,8 @@ from infra.contract import (
     Storage,
     Toleration,
 )
-from infra.exports import export_all
 from infra.monitoring.board import dashboard
+from infra.outputs import export_all
 from infra.stack import parse
 
 SPOT = Toleration("example.com/spot", "spot")

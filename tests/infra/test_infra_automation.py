@@ -17,7 +17,8 @@ from pulumi.automation import CommandResult, EngineEvent
 from pulumi.automation.errors import create_command_error
 
 from infra import __main__ as command
-from infra import clouds, configuration
+from infra import clouds
+from infra import stack_files as configuration
 from infra.automation import CancelledError, OperationError
 from infra.automation import command as verbs
 from infra.automation.diagnosis import Attempt, cause, explain, unknown
@@ -25,7 +26,7 @@ from infra.automation.display import Display
 from infra.automation.engine import Engine
 from infra.automation.outputs import typed
 from infra.automation.progress import Complaint, Progress
-from infra.problems import SettingsError
+from infra.config.problems import SettingsError
 
 STACK = "urn:pulumi:dev::torchrec-cloud::"
 VPC = STACK + "torchrec-cloud:aws:Network$aws:ec2/vpc:Vpc::aws-network-vpc"
@@ -338,7 +339,7 @@ def test_the_cost_is_that_of_the_outputs_and_needs_no_engine() -> None:
         check=True,
     )
     found = json.loads(shown.stdout)
-    from infra.exports import hourly_cost
+    from infra.outputs import hourly_cost
 
     settings = configuration.read("gcp", {"gpu.nodes.max": "4"}).parse().settings
     assert found["hourly_cost_usd"] == hourly_cost(settings)

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from infra_mocks import ROOT
 
-from infra import clouds, configuration
+from infra import clouds
+from infra import stack_files as configuration
 from infra.automation import LiveStack, OperationError, account
 from infra.automation.display import Silent
 from infra.automation.engine import Engine

@@ -12,8 +12,8 @@ import pytest
 from infra_mocks import PROJECT
 
 from infra.clouds.aws import settings as aws
+from infra.config.problems import Problem, SettingsError
 from infra.cost import HourlyCost
-from infra.problems import Problem, SettingsError
 from infra.stack import Stack, parse
 from workloads.settings import SECTIONS
 

@@ -17,8 +17,8 @@ from infra_mocks import PROJECT, ROOT, Recording, Registration, record
 
 from infra import clouds
 from infra.clouds.azure import settings as azure
+from infra.config.problems import Problem, SettingsError
 from infra.contract import Identity
-from infra.problems import Problem, SettingsError
 from infra.stack import parse
 from workloads.settings import SECTIONS
 

@@ -17,7 +17,7 @@ from infra_mocks import Recording, Registration
 
 from infra.clouds.azure import running
 from infra.clouds.azure.running import RunningJobProvider
-from infra.oneline import ServiceError
+from infra.components.one_line_errors import ServiceError
 
 ML = "azure-native:machinelearningservices:"
 ON_ML = {"job.launcher": "azureml", "job.image": "azure850f1526.azurecr.io/trainer@sha256:" + "0" * 64}

@@ -14,8 +14,8 @@ from infra_mocks import PROJECT, ROOT, Recording, record, stack_config
 
 from infra import clouds, stack
 from infra.addons import charts
+from infra.config.settings import StackSettings
 from infra.contract import GPU_LABEL, GPU_TAINT, Cluster
-from infra.settings import StackSettings
 from workloads.settings import SECTIONS
 
 CLOUDS = clouds.available()

@@ -13,8 +13,8 @@ import yaml
 from infra_mocks import PROJECT, Recording, Registration, run_stack, stack_config
 
 from infra.clouds.gcp.settings import Settings
+from infra.config.problems import Problem, SettingsError
 from infra.cost import HourlyCost
-from infra.problems import Problem, SettingsError
 from infra.stack import parse
 from workloads.settings import SECTIONS
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from infra_mocks import PROJECT
 
-from infra import checks
-from infra.problems import Problem, SettingsError
+from infra.config import checks
+from infra.config.problems import Problem, SettingsError
 from infra.stack import Stack, parse
 from workloads.settings import SECTIONS
 

@@ -15,7 +15,7 @@ import yaml
 from infra_mocks import ROOT, SDKS, SHARED_SDKS, Recording, run_stack, stacks
 from pydantic import BaseModel
 
-from infra.settings import AddonSettings, Nodes, StackSettings, StorageSettings
+from infra.config.settings import AddonSettings, Nodes, StackSettings, StorageSettings
 from workloads.settings import JobSettings
 
 STACKS = tuple(stacks())

@@ -18,7 +18,7 @@ from vertex_fake import Service
 
 from infra.clouds.gcp import vertex_client
 from infra.clouds.gcp.vertex import CustomJobProvider, digest
-from infra.oneline import ServiceError
+from infra.components.one_line_errors import ServiceError
 
 PARENT = "projects/my-project/locations/us-central1"
 IMAGE = "us-central1-docker.pkg.dev/my-project/trainer/trainer@sha256:" + "0" * 64
@@ -299,7 +299,7 @@ def test_data_on_the_shared_storage_of_a_cluster_is_the_buckets_folder_there(sta
 
 
 def test_the_trainer_reads_back_the_settings_that_it_is_given(stack: Callable[..., Recording]) -> None:
-    from trainer.options import load_config
+    from trainer.config.options import load_config
 
     wanted = {"train": {"steps": 7, "batch_size": 4096}, "model": {"num_embeddings": [10, 20]}}
     wanted |= {"data": {"source": "synthetic", "num_sparse": 2}, "sharding": {"tables": {"t_cat_0": ["row_wise"]}}}
@@ -314,7 +314,7 @@ def test_the_trainer_reads_back_the_settings_that_it_is_given(stack: Callable[..
 def test_a_missing_client_is_one_line_before_any_resource(
     stack: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infra import packages
+    from infra.components import optional_packages as packages
 
     monkeypatch.setattr(packages, "installed", lambda module: module != vertex_client.CLIENT)
     recording = stack("gcp", ON_VERTEX | {"job.run": "without-client"}, fails=True)

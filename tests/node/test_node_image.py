@@ -14,7 +14,7 @@ from node import Node
 from node_runs import BUSY, Run, others_load, told
 
 from workloads.manifests import manifests
-from workloads.pod import CONFIG_DIR, CONFIG_FILE, helper_pod
+from workloads.objects.pod import CONFIG_DIR, CONFIG_FILE, helper_pod
 
 TINY = {
     "train": {"steps": 40, "batch_size": 64},

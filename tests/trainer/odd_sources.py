@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.data import Batch, SourceContext, one_id_batch
-from trainer.data.synthetic import SyntheticSource
+from trainer.data.sources.synthetic import SyntheticSource
 
 SEEN: list[str] = []  # what Scraping read from the run's own endpoint
 

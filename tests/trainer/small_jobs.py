@@ -18,16 +18,16 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from trainer.checkpoint import Checkpointer, Progress, open_store
-from trainer.cli import main
 from trainer.config import TrainConfig
+from trainer.config.options import validate
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
-from trainer.job import Job, build_job
-from trainer.optim import schedule_factor
-from trainer.options import validate
-from trainer.quiet import quiet_libraries
-from trainer.runtime import Runtime, running
-from trainer.step import Pipeline
+from trainer.main import main
+from trainer.runtime.process_group import Runtime, running
+from trainer.runtime.quiet import quiet_libraries
+from trainer.sharding.optimizers import schedule_factor
+from trainer.sharding.sharded_model import Job, build_job
+from trainer.training.pipeline import Pipeline
 
 quiet_libraries()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from small_jobs import environment, tiny_tree, trainer
 
-from trainer.metrics import appended
-from trainer.metrics.appended import AppendedFile
-from trainer.metrics.report import JsonLines
+from trainer.metrics import append_log as appended
+from trainer.metrics.append_log import AppendedFile
+from trainer.metrics.reporter import JsonLines
 
 FULL = Path("/dev/full")  # the kernel's own full disk
 #: Lines beyond the size that the kernel allows at first; the limit goes in the middle of a line.

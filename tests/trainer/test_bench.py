@@ -16,7 +16,7 @@ from unittest.mock import ANY
 import pytest
 from small_jobs import ROOT, bounded, environment, tiny_tree, trainer
 
-from trainer.cli import main
+from trainer.main import main
 
 SHORT = ["--blocks", "3", "--steps", "2", "--warmup", "1"]
 
@@ -60,7 +60,7 @@ def test_a_table_comes_before_it(bench: subprocess.CompletedProcess[str]) -> Non
 def test_preprocessing_is_measured_beside_torchrec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.bench import preprocess
+    from trainer.bench.measures import preprocess
 
     monkeypatch.setattr(preprocess, "_OURS_ROWS", 3_000)
     monkeypatch.setattr(preprocess, "_STOCK_ROWS", 500)
@@ -97,8 +97,8 @@ def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Pat
 
 
 def test_a_source_of_another_shape_is_read_by_itself(config_file: Path) -> None:
-    from trainer.bench.sources import reading_sides
-    from trainer.options import load_config
+    from trainer.bench.measures.sources import reading_sides
+    from trainer.config.options import load_config
 
     config = load_config(["--config", str(config_file)], {})
     assert reading_sides(config, {"criteo": {}, "parquet": {}}) == {"reading-synthetic": [], "cached": []}
@@ -121,7 +121,7 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
 
 
 def test_the_share_of_a_save_is_what_its_own_steps_lost() -> None:
-    from trainer.bench.saves import share_of_save
+    from trainer.bench.measures.saves import share_of_save
 
     assert share_of_save([0.3, 0.3], [0.2] * 8) == pytest.approx(0.1), "0.2 s more, of ten steps of 0.2 s"
     assert share_of_save([0.2], [0.2] * 9) == pytest.approx(0.0)
@@ -159,7 +159,7 @@ def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file:
 def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
     # A shell's background jobs ignore the signal, and hand that on.
     heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heard + "from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = heard + "from trainer.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "bench", "--blocks", "100000", "--config", str(config_file)]
     running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
     try:

@@ -31,8 +31,8 @@ from trainer.checkpoint import FsspecStore, Progress, open_store
 from trainer.checkpoint.manager import FORMAT, check_compatible
 from trainer.config import TrainConfig
 from trainer.errors import UserError
-from trainer.job import build_job
-from trainer.tables import local_shards
+from trainer.sharding.local_shards import local_shards
+from trainer.sharding.sharded_model import build_job
 
 CLOSE = 3e-6
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from trainer.config import CRITEO_1TB_ROWS, TrainConfig, leaves
+from trainer.config.options import env_name, load_config, option_name
 from trainer.errors import UserError
 from trainer.help import command_help
-from trainer.options import env_name, load_config, option_name
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "options.txt"
@@ -345,7 +345,7 @@ def test_help_and_config_import_no_torch() -> None:
         ["bench", "--help"],
         ["export", "-h"],
     ]
-    code = f"from trainer.cli import main; assert not any(main(command) for command in {commands!r}){REPORT}"
+    code = f"from trainer.main import main; assert not any(main(command) for command in {commands!r}){REPORT}"
     shown = run_python("-c", code)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout.splitlines()[-1]) == [], "help would take seconds to answer"

@@ -15,7 +15,7 @@ from small_jobs import alone, checkpointer, config_of
 
 from trainer.checkpoint import Progress, files
 from trainer.checkpoint.direct import DirectFile
-from trainer.job import build_job
+from trainer.sharding.sharded_model import build_job
 
 MIB = 1024**2
 LIMITED = """

@@ -145,7 +145,7 @@ def test_a_crash_is_not_dressed_up_as_a_mistake_of_the_user(tmp_path: Path) -> N
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import cli
+    from trainer import main as cli
 
     def nobody_reads(_: object) -> int:
         raise BrokenPipeError

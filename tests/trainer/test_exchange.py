@@ -10,7 +10,7 @@ import torch
 from small_jobs import alone, run_workers, same, tiny
 
 from trainer.errors import UserError
-from trainer.job import build_job
+from trainer.sharding.sharded_model import build_job
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -14,12 +14,12 @@ import torch
 from small_jobs import PLANS, after, alone, checkpointer, config_of, logits, main_here, steps
 from torch import Tensor
 
-from trainer import serving
 from trainer.checkpoint import open_store
 from trainer.config import TrainConfig
 from trainer.data import Batch, SourceContext, open_source
 from trainer.errors import UserError
-from trainer.job import build_job
+from trainer.export import exported_model as serving
+from trainer.sharding.sharded_model import build_job
 
 COUNT = 64
 # Largest difference of a probability: fp16 keeps 11 bits of a weight, int8 256 steps between a row's ends.
@@ -121,7 +121,7 @@ def test_predict_writes_the_sharded_models_probabilities_in_order(
     config, expected = trained_logits(tmp_path, PLANS["mixed"])
     assert main_here(tmp_path, "export", "--out", str(tmp_path / "model"), changes={"train.run": "given"}) == 0
     parquet_of(batch(config), config, tmp_path / "x.parquet")
-    from trainer.cli import main
+    from trainer.main import main
 
     files = ["--input", str(tmp_path / "x.parquet"), "--output", str(tmp_path / "y.parquet")]
     assert main(["predict", "--model", str(tmp_path / "model"), *files, "--batch-size", "7"]) == 0
@@ -146,7 +146,7 @@ def test_predict_tells_bad_input_and_leaves_no_output(
     serving.save(exported(tmp_path), tmp_path / "model")
     parquet_of(batch(config), config, tmp_path / "x.parquet")
     pq.write_table(spoil(pq.read_table(tmp_path / "x.parquet")), tmp_path / "x.parquet", row_group_size=20)
-    from trainer.cli import main
+    from trainer.main import main
 
     files = ["--input", str(tmp_path / "x.parquet"), "--output", str(tmp_path / "y.parquet")]
     assert main(["predict", "--model", str(tmp_path / "model"), *files]) == 2

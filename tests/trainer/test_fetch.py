@@ -17,8 +17,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from small_jobs import ROOT, environment, trainer
 
-from trainer import fetch as fetch_module
-from trainer.cli import main
+from trainer.main import main
+from trainer.storage import fetch as fetch_module
 
 
 class OddStore(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types

@@ -10,8 +10,8 @@ from small_jobs import first_steps, tiny
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from trainer.interaction import CrossInteraction, DotInteraction, _DenseAndPairs
-from trainer.model import build_model
+from trainer.model.dlrm import build_model
+from trainer.model.interaction import CrossInteraction, DotInteraction, _DenseAndPairs
 
 FEATURES = ("a", "b", "c", "d")
 BATCH, DIM = 5, 8

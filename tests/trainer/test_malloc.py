@@ -11,7 +11,7 @@ import torch
 from small_jobs import environment
 
 from trainer.errors import UserError
-from trainer.malloc import apply_malloc
+from trainer.runtime.malloc import apply_malloc
 
 # New pages touched by ten buffers of 64 MiB, one after another, once the heap has grown to what they need.
 FAULTS = """

@@ -7,7 +7,7 @@ import torch
 from small_jobs import DIM, ROWS, tiny
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from trainer.model import Dlrm, MeanPooling, build_model
+from trainer.model.dlrm import Dlrm, MeanPooling, build_model
 
 LENGTHS = {"cat_0": [2, 0, 1], "cat_1": [1, 3, 0], "cat_2": [0, 0, 4]}
 

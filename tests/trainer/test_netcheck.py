@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from small_jobs import ROOT, bounded, environment, torch_as_it_was, trainer
 
-from trainer import netbench, netcheck
-from trainer.cli import main
+from trainer.main import main
+from trainer.netcheck import collective as netbench
+from trainer.netcheck import command as netcheck
 
 
 def check(*options: str, processes: int = 2) -> subprocess.CompletedProcess[str]:

@@ -13,9 +13,9 @@ from torch import Tensor
 from trainer.config import ScheduleConfig, SparseOptimConfig
 from trainer.data import SourceContext, open_source
 from trainer.errors import UserError
-from trainer.job import build_job
-from trainer.model import Dlrm
-from trainer.optim import fused_params, schedule_factor
+from trainer.model.dlrm import Dlrm
+from trainer.sharding.optimizers import fused_params, schedule_factor
+from trainer.sharding.sharded_model import build_job
 
 RATE, EPS = 0.3, 1e-3
 

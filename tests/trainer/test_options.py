@@ -14,10 +14,10 @@ import pytest
 import torch
 from small_jobs import PLANS, alone, first_steps, tiny
 
-from trainer import numerics
 from trainer.config import leaves
-from trainer.job import build_job
-from trainer.planner import describe_plan
+from trainer.runtime import precision as numerics
+from trainer.sharding.planner import describe_plan
+from trainer.sharding.sharded_model import build_job
 
 HERE = Path(__file__).parent
 SGD, ADAGRAD, ADAM = ({"optim.dense.optimizer": kind} for kind in ("sgd", "adagrad", "adam"))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from small_jobs import tiny_tree, trainer
 
-from trainer import bounds
-from trainer.bounds import Pool, Rates, Shard, Work
-from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.options import validate
+from trainer.config.options import validate
+from trainer.main import main
+from trainer.planning import roofline as bounds
+from trainer.planning.roofline import Pool, Rates, Shard, Work
 
 PAPER = [
     "plan", "--nodes", "2", "--gpus-per-node", "8", "--gpu", "A100 40GB", "--hbm-gib", "40",
@@ -35,7 +35,7 @@ def test_the_flops_of_the_default_model_are_those_counted_by_hand() -> None:
 
 def test_the_dense_parameters_are_those_of_the_model_itself() -> None:
     pytest.importorskip("torch")
-    from trainer.model import build_model
+    from trainer.model.dlrm import build_model
 
     for changes in ({"model.interaction": "dot"}, {"model.interaction": "dcn", "model.dcn_low_rank_dim": 4}):
         small = validate(tiny_tree(changes))

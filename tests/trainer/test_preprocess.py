@@ -19,11 +19,11 @@ import pytest
 import torch
 from small_jobs import ROOT, environment, trainer
 
-from trainer.bench.preprocess import stock_npys, write_clicks
-from trainer.cli import main
+from trainer.bench.measures.preprocess import stock_npys, write_clicks
+from trainer.config.options import load_config
 from trainer.data import SourceContext, open_source
-from trainer.data.stable_hash import hash_integers
-from trainer.options import load_config
+from trainer.data.sources.stable_hash import hash_integers
+from trainer.main import main
 from trainer.preprocess import output as output_module
 from trainer.preprocess import rows as rows_module
 from trainer.preprocess import vocabulary
@@ -112,7 +112,7 @@ def test_each_file_of_a_folder_is_a_day_with_its_own_least_value(days: Path, tmp
 def test_frequent_ids_get_the_numbers_of_torchrec(days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchrec.datasets.criteo import BinaryCriteoUtils
 
-    from trainer.bench.preprocess import _local_iopath
+    from trainer.bench.measures.preprocess import _local_iopath
 
     assert preprocess(days, tmp_path / "raw") == 0
     monkeypatch.setattr(vocabulary, "_CHUNK", 128)

@@ -17,8 +17,8 @@ from small_jobs import PLANS, alone, first_steps, tiny
 from torch import Tensor
 
 from trainer.errors import UserError
-from trainer.job import build_job
-from trainer.rowwise import CoalescedUpdate
+from trainer.sharding.rowwise_adagrad import CoalescedUpdate
+from trainer.sharding.sharded_model import build_job
 
 ROWS, DIM, SAMPLES = (7, 300, 40), 8, 33
 EPS = 1e-3

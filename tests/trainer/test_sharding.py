@@ -10,8 +10,8 @@ import torch
 from small_jobs import DIM, PLANS, ROWS, TABLES, alone, full_weights, run_workers, steps, tables, tiny
 
 from trainer.errors import UserError
-from trainer.job import build_job
-from trainer.planner import constraints, describe_plan
+from trainer.sharding.planner import constraints, describe_plan
+from trainer.sharding.sharded_model import build_job
 
 CLOSE = 3e-6  # sums over another order of samples and shards
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")

@@ -19,7 +19,7 @@ import odd_sources
 import pytest
 from small_jobs import ROOT, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
 
-from trainer.metrics.report import SCALARS, JsonLines, Reporter
+from trainer.metrics.reporter import SCALARS, JsonLines, Reporter
 
 CLOSE = 3e-6
 RESULT = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.options import load_config
+from trainer.config.options import load_config
 from workloads import managed
 from workloads.__main__ import main
 from workloads.cli import target

@@ -20,7 +20,7 @@ from workload_facts import EVERYTHING, ROOT, facts, with_settings
 
 from workloads.facts import Facts
 from workloads.manifests import manifests
-from workloads.pod import CONFIG_DIR
+from workloads.objects.pod import CONFIG_DIR
 
 _LIMIT_SECONDS = 240
 

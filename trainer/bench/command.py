@@ -8,9 +8,9 @@ from typing import Any
 
 from trainer.bench.options import BenchOptions, read_options
 from trainer.bench.orphans import end_with_the_bench
+from trainer.config.options import load_config
 from trainer.errors import UserError
-from trainer.launch import process_count
-from trainer.options import load_config
+from trainer.launch.launcher import process_count
 
 
 def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -21,7 +21,7 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         end_with_the_bench()
     process_count(nproc)  # a wrong one is told once, and not by each side
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports at length that there is no GPU
-    from trainer.quiet import quiet_libraries
+    from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
     if (options.data or options.preprocess) and not options.side:
@@ -30,19 +30,19 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if "WORLD_SIZE" in environ or options.side:
         return _in_job(options, rest, environ)
     if not (options.checkpoints or options.profile or options.quality) and _on_cpu(rest, environ):
-        from trainer.bench.sides import AGAINST_STOCK, bench_sides
+        from trainer.bench.measures.sides import AGAINST_STOCK, bench_sides
         from trainer.bench.tables import show_steps
 
         show_steps(bench_sides(options, nproc, rest, AGAINST_STOCK))
         return 0
-    from trainer.launch import launch
+    from trainer.launch.launcher import launch
 
     # Without --nproc: the launcher would take it for a beginning of its own options.
     return launch(["--nproc", nproc, "bench", *options.arguments(), *rest])
 
 
 def _on_cpu(rest: list[str], environ: Mapping[str, str]) -> bool:
-    """Whether the steps will run on CPU, where each side has processes of its own (`trainer.bench.sides`)."""
+    """Whether the steps will run on CPU, where each side has processes of its own (`trainer.bench.measures.sides`)."""
     import torch
 
     return load_config(rest, environ).train.device == "cpu" or not torch.cuda.is_available()
@@ -54,12 +54,12 @@ def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[
 
     config = load_config(rest, environ)
     if options.preprocess:
-        from trainer.bench.preprocess import bench_preprocess
+        from trainer.bench.measures.preprocess import bench_preprocess
 
         tables.show_preprocess(bench_preprocess())
         return
-    from trainer.bench.sides import bench_sides
-    from trainer.bench.sources import bench_sources, made_files, reading_sides
+    from trainer.bench.measures.sides import bench_sides
+    from trainer.bench.measures.sources import bench_sources, made_files, reading_sides
 
     with made_files(config) as files:
         sources = bench_sources(config, files)
@@ -69,7 +69,7 @@ def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[
 def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) -> int:
     config = load_config(rest, environ)
     from trainer.bench import tables
-    from trainer.runtime import running
+    from trainer.runtime.process_group import running
 
     with running(config.train, dict(os.environ)) as runtime:
         config = config.for_processes(runtime.world_size)
@@ -78,7 +78,7 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
         except ValueError as error:
             raise UserError(str(error)) from None
         if options.side:
-            from trainer.bench.sides import serve_side
+            from trainer.bench.measures.sides import serve_side
 
             serve_side(config, runtime, options)
             return 0
@@ -91,17 +91,17 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
 
 def _measurement(options: BenchOptions, tables: Any) -> tuple[Any, Any]:
     if options.checkpoints:
-        from trainer.bench.saves import bench_saves
+        from trainer.bench.measures.saves import bench_saves
 
         return bench_saves, tables.show_saves
     if options.profile:
-        from trainer.bench.profile import bench_profile
+        from trainer.bench.measures.profile import bench_profile
 
         return bench_profile, tables.show_profile
     if options.quality:
-        from trainer.bench.quality import bench_quality
+        from trainer.bench.measures.quality import bench_quality
 
         return bench_quality, tables.show_quality
-    from trainer.bench.steps import bench_steps
+    from trainer.bench.measures.steps import bench_steps
 
     return bench_steps, tables.show_steps

@@ -18,7 +18,7 @@ from trainer.checkpoint.state import CanonicalState
 from trainer.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from trainer.config import TrainConfig
 from trainer.errors import UserError
-from trainer.job import Job
+from trainer.sharding.sharded_model import Job
 
 FORMAT = 2
 Group = dist.ProcessGroup | None

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from trainer.agreement import own_group
 from trainer.checkpoint.manager import Checkpointer, Progress, SaveFailedError
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
 from trainer.errors import UserError
+from trainer.runtime.vote import own_group
 
 # Gloo reports a process that died at once; this is for one that writes slowly while the others wait for it.
 _SLOWEST_SAVE = timedelta(hours=2)

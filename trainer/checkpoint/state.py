@@ -30,8 +30,8 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharding_spec import ShardMetadata
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
-from trainer.job import Job
-from trainer.tables import TableShard, local_shards, sharded_embeddings, sharding_of
+from trainer.sharding.local_shards import TableShard, local_shards, sharded_embeddings, sharding_of
+from trainer.sharding.sharded_model import Job
 
 
 class CanonicalState:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.recent import Recent
+from trainer.data.lru import Recent
 
 Rows = npt.NDArray[np.int64]
 

@@ -13,8 +13,8 @@ from itertools import chain
 import torch
 
 from trainer.config import TrainConfig
-from trainer.data.ahead import made_ahead
 from trainer.data.base import Batch, Source
+from trainer.data.prefetch import made_ahead
 from trainer.errors import UserError
 
 

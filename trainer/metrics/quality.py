@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
 from torchrec.metrics.metrics_config import MetricsConfig, RecMetricDef, RecMetricEnum, RecTaskInfo
 
-from trainer.runtime import Runtime
+from trainer.runtime.process_group import Runtime
 
 _TASK = RecTaskInfo(name="click", label_name="label", prediction_name="prediction", weight_name="weight")
 _NAMES = {"window_ne": "ne", "window_auc": "auc", "window_calibration": "calibration"}

@@ -13,7 +13,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.preprocess.options import Options
 from trainer.preprocess.parse import Text
-from trainer.remote import explained, open_store
+from trainer.storage.remote_errors import explained, open_store
 
 CHUNK_BYTES = 4 << 20
 _USUAL_LINES = 4_096  # the last newline is in here; a line of Criteo has at most 400 characters

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trainer.cli.arguments import Flags, real, whole, whole_list
+from trainer.cli.progress import KINDS, Kind
 from trainer.config import CRITEO_1TB_ROWS, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
-from trainer.flags import Flags, real, whole, whole_list
-from trainer.jobprogress import KINDS, Kind
 
 KAGGLE_DAYS = 7  # train.txt holds seven days one after another; facebookresearch/dlrm cuts it into as many equal parts
 FREQUENCY_THRESHOLD = 3  # torchrec.datasets.criteo.FREQUENCY_THRESHOLD

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.cli.progress import Task
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
-from trainer.jobprogress import Task
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.rows import BLOCK_ROWS, Block, Part
 from trainer.preprocess.staging import write_json

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.cli.progress import Task
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
-from trainer.jobprogress import Task
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage, write_json
 
@@ -89,7 +89,7 @@ class Convert:
     def _ids(self, feature: int, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not self._hash_rows:
             return ids
-        from trainer.data.stable_hash import hash_integers
+        from trainer.data.sources.stable_hash import hash_integers
 
         return (hash_integers(ids.astype(np.int64)) % np.uint64(self._hash_rows[feature])).astype(np.int32)
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from trainer.cli.progress import JobProgress
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
-from trainer.jobprogress import JobProgress
-from trainer.malloc import keep_small_buffers
 from trainer.preprocess.inputs import Input, find_inputs
 from trainer.preprocess.options import Options, read_options
 from trainer.preprocess.output import MARKER, Days
 from trainer.preprocess.rows import Convert, Shuffled, Span
 from trainer.preprocess.staging import Stage, write_json
-from trainer.remote import disk_error
+from trainer.runtime.malloc import keep_small_buffers
+from trainer.storage.remote_errors import disk_error
 
 _GIB = 2**30
 _FIXED_BYTES = int(0.6 * _GIB)  # the libraries, a bucket of the shuffle or a chunk of a vocabulary

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.cli.progress import Task
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
-from trainer.jobprogress import Task
 from trainer.preprocess.inputs import Input, read_texts
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.parse import BadRow, parse

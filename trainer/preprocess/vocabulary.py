@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from trainer.cli.progress import Task
 from trainer.errors import UserError
-from trainer.jobprogress import Task
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage
 

@@ -14,7 +14,7 @@ from workloads.cli.errors import RefusedError, one_line
 from workloads.cli.target import Target
 from workloads.cli.why import Room, explain
 from workloads.facts import COMPONENT_LABEL, PART_OF
-from workloads.launchers.arguments import QUEUE_LABEL
+from workloads.objects.arguments import QUEUE_LABEL
 
 #: Where each kind keeps the switch that holds its pods back.
 SUSPEND: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ from workloads.cli.api import Object, namespaced
 from workloads.cli.errors import EXIT_OK, CliError, one_line
 from workloads.cli.target import Target, open_target
 from workloads.facts import COMPONENT_LABEL
-from workloads.tensorboard import PORT, TENSORBOARD
+from workloads.objects.tensorboard import PORT, TENSORBOARD
 
 _PIECE = 65_536
 

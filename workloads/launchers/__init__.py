@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from workloads.facts import Facts
-from workloads.names import Manifest
+from workloads.objects.names import Manifest
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from workloads.facts import Facts
 from workloads.launchers import Launched
-from workloads.launchers.arguments import TRAIN, launch, queue_labels
-from workloads.names import Manifest, hashed
-from workloads.objects import NO_WAIT, headless_service, manifest, training_labels
-from workloads.pod import training_pod
+from workloads.objects.arguments import TRAIN, launch, queue_labels
+from workloads.objects.common import NO_WAIT, headless_service, manifest, training_labels
+from workloads.objects.names import Manifest, hashed
+from workloads.objects.pod import training_pod
 
 #: The trainer's exit code for a mistake in its settings, which no restart mends.
 _MISTAKE = 2

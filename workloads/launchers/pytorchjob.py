@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from workloads.facts import Facts
 from workloads.launchers import Launched
-from workloads.launchers.arguments import TRAIN, queue_labels
-from workloads.names import hashed
-from workloads.objects import NO_WAIT, manifest, training_labels
-from workloads.pod import training_pod
+from workloads.objects.arguments import TRAIN, queue_labels
+from workloads.objects.common import NO_WAIT, manifest, training_labels
+from workloads.objects.names import hashed
+from workloads.objects.pod import training_pod
 
 
 def launched(facts: Facts, config_map: str) -> Launched:

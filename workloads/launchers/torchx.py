@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from workloads.facts import Facts
 from workloads.launchers import Launched
 from workloads.launchers import job as indexed
-from workloads.names import Manifest
+from workloads.objects.names import Manifest
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef

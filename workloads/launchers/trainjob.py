@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from workloads.facts import Facts
 from workloads.launchers import Launched
-from workloads.launchers.arguments import TRAIN, queue_labels
-from workloads.names import Manifest, hashed
-from workloads.objects import NO_WAIT, manifest, training_labels
-from workloads.pod import training_pod
+from workloads.objects.arguments import TRAIN, queue_labels
+from workloads.objects.common import NO_WAIT, manifest, training_labels
+from workloads.objects.names import Manifest, hashed
+from workloads.objects.pod import training_pod
 
 _API = "trainer.kubeflow.org/v1alpha1"
 #: The operator looks for a job and a container of this name, and for this label.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.doctor.model import Cause
+from infra.findings.model import Cause
 
 CREDENTIALS = Cause(
     "aws-credentials",

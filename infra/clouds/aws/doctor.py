@@ -28,8 +28,8 @@ from infra.clouds.aws.causes import (
 )
 from infra.clouds.aws.credentials import LOGIN
 from infra.clouds.aws.settings import Settings
-from infra.doctor.causes import NO_CLIENT, SLOW
-from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.common_causes import NO_CLIENT, SLOW
+from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-aws", "pulumi-eks")
 

@@ -15,9 +15,9 @@ from infra.clouds.aws.nodes import HUGE_PAGES_PER_POD
 from infra.clouds.aws.registry import ImageRegistry
 from infra.clouds.aws.settings import Settings
 from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, TrainingStorage
+from infra.components.namespace import training_namespace
+from infra.config.problems import mend
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
-from infra.namespace import training_namespace
-from infra.problems import mend
 
 #: The share of a node's memory that a pod may take; system pods, huge pages and kubelet need the rest.
 _MEMORY_SHARE = 0.8

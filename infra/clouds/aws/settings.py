@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from infra import catalog, checks
-from infra.cost import CostLine
-from infra.problems import Problem, mend, unset
-from infra.settings import (
+from infra import catalog
+from infra.config import checks
+from infra.config.problems import Problem, mend, unset
+from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
     ManagedStackSettings,
@@ -24,6 +24,7 @@ from infra.settings import (
     NetworkSettings,
     Section,
 )
+from infra.cost import CostLine
 
 #: A VPC's range is cut into this many equal blocks: one for each zone's nodes, the last for what faces the internet.
 NUM_SUBNET_BLOCKS = 8

@@ -10,8 +10,8 @@ from infra.clouds.aws.cluster import Cluster
 from infra.clouds.aws.identity import Statement, policy
 from infra.clouds.aws.network import Network, named
 from infra.clouds.aws.settings import Settings
+from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
-from infra.volume import static_volume
 
 #: Folders of the bucket: what the trainer writes, and what FSx shows under the same name.
 CHECKPOINTS = "checkpoints"

@@ -32,8 +32,8 @@ from infra.clouds.azure.causes import (
 )
 from infra.clouds.azure.credentials import LOGIN
 from infra.clouds.azure.settings import Settings
-from infra.doctor.causes import NO_CLIENT, SLOW
-from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.common_causes import NO_CLIENT, SLOW
+from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-azure-native",)
 ENDPOINT = "https://management.azure.com"

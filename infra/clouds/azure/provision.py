@@ -12,8 +12,8 @@ from infra.clouds.azure.network import PrivateNetwork
 from infra.clouds.azure.registry import ContainerRegistry
 from infra.clouds.azure.settings import Settings
 from infra.clouds.azure.storage import ObjectStore, SharedStorage
+from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, ChartRequest, Cluster, Fabric, GpuPool
-from infra.namespace import training_namespace
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:

@@ -10,9 +10,9 @@ from typing import Any
 import pulumi
 from pulumi import dynamic
 
-from infra import packages
 from infra.clouds.azure.credentials import LOGIN
-from infra.oneline import OneLineProvider, ServiceError
+from infra.components import optional_packages as packages
+from infra.components.one_line_errors import OneLineProvider, ServiceError
 
 CLIENTS = ("azure.identity", "azure.core")
 _VERSION = "2024-10-01"

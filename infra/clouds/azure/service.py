@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import packages
 from infra.clouds.azure.cluster import Principals, administrators
 from infra.clouds.azure.network import EndpointNetwork
 from infra.clouds.azure.provision import node_fabric
@@ -13,6 +12,7 @@ from infra.clouds.azure.running import CLIENTS
 from infra.clouds.azure.settings import Settings
 from infra.clouds.azure.storage import ServiceStore
 from infra.clouds.azure.workspace import DATA_INPUT, Workspace
+from infra.components import optional_packages as packages
 from infra.contract import GpuPool, TrainingService
 
 

@@ -14,10 +14,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from infra import catalog, checks
-from infra.cost import CostLine
-from infra.problems import Problem, mend, unset
-from infra.settings import (
+from infra import catalog
+from infra.config import checks
+from infra.config.problems import Problem, mend, unset
+from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
     ManagedStackSettings,
@@ -25,6 +25,7 @@ from infra.settings import (
     NetworkSettings,
     Section,
 )
+from infra.cost import CostLine
 
 Tier = Literal["Standard", "Premium", "Ultra"]
 Driver = Literal["aks", "operator"]

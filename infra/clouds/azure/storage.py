@@ -11,8 +11,8 @@ from pulumi_azure_native import managedidentity, netapp, resources, storage
 from infra.clouds.azure.cluster import AksCluster, Principal, Role, grant
 from infra.clouds.azure.network import EndpointNetwork, PrivateNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
+from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
-from infra.volume import static_volume
 
 _CONTAINER = "training"
 CHECKPOINTS, DATASETS = "checkpoints", "datasets"

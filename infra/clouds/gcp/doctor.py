@@ -25,8 +25,8 @@ from infra.clouds.gcp.causes import (
 )
 from infra.clouds.gcp.credentials import LOGIN
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
-from infra.doctor.causes import NO_CLIENT, SLOW
-from infra.doctor.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.common_causes import NO_CLIENT, SLOW
+from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES = ("pulumi-gcp",)
 #: The services that are asked, by the first part of their names; a test puts its own addresses here.

@@ -15,9 +15,9 @@ from infra.clouds.gcp.network import Network, Tcpx, fabric
 from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
+from infra.components.namespace import training_namespace
+from infra.config.problems import mend
 from infra.contract import GPU_LABEL, Cluster, GpuPool
-from infra.namespace import training_namespace
-from infra.problems import mend
 
 #: What the resources here are made with; a new project has none of them switched on.
 _APIS = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_gcp as gcp
 
-from infra import catalog, packages
+from infra import catalog
 from infra.clouds.gcp.cluster import account_id
 from infra.clouds.gcp.provision import Apis
 from infra.clouds.gcp.registry import ImageRegistry
@@ -16,6 +16,7 @@ from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, checkpoint_bucket, grant_bucket
 from infra.clouds.gcp.vertex import CustomJob, custom_job
 from infra.clouds.gcp.vertex_client import CLIENT
+from infra.components import optional_packages as packages
 from infra.contract import Fabric, GpuPool, ServiceRun, Submitted, TrainingService
 
 _APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "storage")

@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from infra import catalog, checks
-from infra.cost import CostLine
-from infra.problems import Problem, mend, unset
-from infra.settings import (
+from infra import catalog
+from infra.config import checks
+from infra.config.problems import Problem, mend, unset
+from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
     ManagedStackSettings,
@@ -23,6 +23,7 @@ from infra.settings import (
     NetworkSettings,
     Section,
 )
+from infra.cost import CostLine
 
 #: Most pods on one node. GKE gives each node twice as many addresses, rounded up to a power of two.
 #: https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr

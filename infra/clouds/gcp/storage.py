@@ -11,8 +11,8 @@ import pulumi_kubernetes as k8s
 from infra.clouds.gcp.cluster import Cluster, account_id
 from infra.clouds.gcp.network import Network
 from infra.clouds.gcp.settings import Settings
+from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
-from infra.volume import static_volume
 
 #: Folders of the bucket: the trainer writes the first and reads both.
 CHECKPOINTS = "checkpoints"

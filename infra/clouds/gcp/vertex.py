@@ -16,8 +16,8 @@ from pulumi import dynamic
 from infra.clouds.gcp import vertex_client as service
 from infra.clouds.gcp.settings import MAX_FLEX_START_HOURS, Settings
 from infra.clouds.gcp.vertex_client import ENDED, LABEL, LOST
+from infra.components.one_line_errors import OneLineProvider
 from infra.contract import ServiceRun
-from infra.oneline import OneLineProvider
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob as Job

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from infra import packages
 from infra.clouds.gcp.credentials import LOGIN
-from infra.oneline import ServiceError
+from infra.components import optional_packages as packages
+from infra.components.one_line_errors import ServiceError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob as Job

@@ -9,8 +9,8 @@ from infra.clouds.local import kubeconfig
 from infra.clouds.local.credentials import LOGIN
 from infra.clouds.local.settings import Settings
 from infra.contract import GPU_LABEL
-from infra.doctor.kube import Kube
-from infra.doctor.model import Cause, Check, Context, Finding, ok, problem, skipped
+from infra.findings.kube import Kube
+from infra.findings.model import Cause, Check, Context, Finding, ok, problem, skipped
 
 PACKAGES: Sequence[str] = ()
 

@@ -9,8 +9,8 @@ from infra.clouds.local.cluster import ExistingCluster
 from infra.clouds.local.settings import GpuPool as GpuSettings
 from infra.clouds.local.settings import Settings
 from infra.clouds.local.storage import LocalStorage
+from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool, Identity, Registry
-from infra.namespace import training_namespace
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from infra.checks import one_of
 from infra.clouds.local import kubeconfig
+from infra.config.checks import one_of
+from infra.config.problems import Problem, mend, unset
+from infra.config.settings import WORK_FOLDER, GpuSettings, Section, StackSettings, StorageSettings
 from infra.contract import AccessMode
-from infra.problems import Problem, mend, unset
-from infra.settings import WORK_FOLDER, GpuSettings, Section, StackSettings, StorageSettings
 
 
 class KubeconfigSettings(Section):

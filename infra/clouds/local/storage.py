@@ -6,8 +6,8 @@ import pulumi
 import pulumi_kubernetes as k8s
 
 from infra.clouds.local.settings import Settings
+from infra.components.volume import static_volume, volume_claim
 from infra.contract import Storage
-from infra.volume import static_volume, volume_claim
 
 
 class LocalStorage(pulumi.ComponentResource):

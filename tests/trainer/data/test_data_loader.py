@@ -14,8 +14,8 @@ from data_samples import CPU, config_of, samples_of, source_of
 
 from trainer.config import TrainConfig
 from trainer.data import Batch, Source, one_id_batch
-from trainer.data.ahead import made_ahead
 from trainer.data.loader import eval_batches, eval_size, train_batches
+from trainer.data.prefetch import made_ahead
 from trainer.errors import UserError
 
 SECONDS = 30  # patience with a loaded machine; nothing waits so long unless it is broken

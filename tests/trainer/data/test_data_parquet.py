@@ -18,9 +18,9 @@ from data_samples import config_of, lists_of, parquet_data, samples_of, serials,
 
 from trainer.config import DenseColumn, SparseColumn
 from trainer.data import Batch
-from trainer.data.columns import dense_values, sparse_ids
 from trainer.data.ids import Ids
-from trainer.data.stable_hash import hash_integers, hash_strings
+from trainer.data.sources.columns import dense_values, sparse_ids
+from trainer.data.sources.stable_hash import hash_integers, hash_strings
 from trainer.errors import UserError
 
 FOUR = {"label": [0, 1, 0, 1], "serial": [0.0, 1.0, 2.0, 3.0]}

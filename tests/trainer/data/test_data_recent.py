@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.data.recent import Recent
+from trainer.data.lru import Recent
 
 
 def made_for(size: int, keys: str) -> str:

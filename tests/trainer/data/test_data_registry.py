@@ -9,7 +9,7 @@ import torch
 from data_samples import config_of, source_of
 
 from trainer.data import jagged_batch, one_id_batch
-from trainer.data.synthetic import SyntheticSource
+from trainer.data.sources.synthetic import SyntheticSource
 from trainer.errors import UserError
 
 MODULE = """

@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 from trainer.data import KnowsBestAuc, SourceContext
 from trainer.data.auc import area_under_curve
 from trainer.data.base import Split
-from trainer.data.counter_random import column_salts, random_words, sample_keys, seed_word
-from trainer.data.synthetic import MEAN_LOGIT, WEIGHT_ROWS, PlantedModel, SyntheticSource
+from trainer.data.sources.counter_random import column_salts, random_words, sample_keys, seed_word
+from trainer.data.sources.synthetic import MEAN_LOGIT, WEIGHT_ROWS, PlantedModel, SyntheticSource
 
 MANY = 65_536
 LOW32, LOW64 = 2**32 - 1, 2**64 - 1

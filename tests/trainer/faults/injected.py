@@ -13,7 +13,7 @@ from typing import Any
 from trainer.checkpoint import manager
 from trainer.checkpoint.files import Summing, Verified
 from trainer.checkpoint.store import FsspecStore
-from trainer.step import Pipeline
+from trainer.training.pipeline import Pipeline
 
 
 def die() -> None:

@@ -47,7 +47,7 @@ class Zygote:
         env: dict[str, str],
         log: Path,
         fault: Mapping[str, Any] | None = None,
-        module: str = "trainer.cli",
+        module: str = "trainer.main",
     ) -> int:
         """The process id."""
         order = {"module": module, "argv": argv, "env": env, "log": str(log), "fault": fault}

@@ -19,7 +19,7 @@ from machines import Machines, events_in, free_port
 from small_jobs import ROOT, environment, tiny, tiny_tree, trainer
 
 from trainer.errors import UserError
-from trainer.launch import launch
+from trainer.launch.launcher import launch
 
 SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
 

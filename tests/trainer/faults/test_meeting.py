@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trainer.meeting import own_part
+from trainer.runtime.rendezvous import own_part
 
 LIMIT = timedelta(seconds=20)
 

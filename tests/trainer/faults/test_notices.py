@@ -11,7 +11,7 @@ from machines import Machines
 from metadata import MetadataServer
 
 from trainer.config import FaultConfig
-from trainer.notices import Notice, NoticeWatch, find_cloud
+from trainer.runtime.spot_notices import Notice, NoticeWatch, find_cloud
 
 PREEMPT = {"EventType": "Preempt", "Resources": ["gpu_2", "gpu_3"], "NotBefore": "Mon, 19 Nov 2030 18:29:47 GMT"}
 GOES: dict[str, tuple[Any, str]] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.cli import main
-from trainer.report import read_history
+from trainer.main import main
+from trainer.metrics.run_report import read_history
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "start", "time": 100.0, "run": "a"},

@@ -18,7 +18,7 @@ from trainer.checkpoint.files import BLOCK_BYTES, FileSum
 from trainer.checkpoint.manager import milestones
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
-from trainer.job import build_job
+from trainer.sharding.sharded_model import build_job
 
 BY_STEPS = {"checkpoint.every_minutes": 0, "metrics.log_every": 1}
 

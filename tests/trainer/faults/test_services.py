@@ -18,8 +18,8 @@ from machines import events_in, free_port
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 from trainer.errors import UserError
-from trainer.launch import LaunchOptions, _as_told, _where_data_is
-from trainer.service import machine
+from trainer.launch.launcher import LaunchOptions, _as_told, _where_data_is
+from trainer.launch.managed_service import machine
 
 SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
 RUN = "a"

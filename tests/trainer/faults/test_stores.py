@@ -17,11 +17,11 @@ from small_jobs import main_here, tiny_tree, trainer
 from stores import SERVERS, Bucket
 from unreliable import Proxy, Trouble
 
-from trainer import train
-from trainer.bench.uploads import PAIRS
+from trainer.bench.measures.uploads import PAIRS
 from trainer.checkpoint import files, open_store
 from trainer.checkpoint.files import StoreUnavailableError
 from trainer.config import CheckpointConfig
+from trainer.training import loop as train
 
 QUICK = {"checkpoint.request_timeout_seconds": 1, "checkpoint.attempts": 4, "checkpoint.every_minutes": 0}
 

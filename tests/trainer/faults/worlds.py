@@ -12,8 +12,8 @@ from typing import Any
 from small_jobs import PLANS, SCHEDULE, checkpointer, steps, tiny
 
 from trainer.checkpoint import Checkpointer, Progress, open_store
-from trainer.job import Job, build_job
-from trainer.runtime import Runtime, running
+from trainer.runtime.process_group import Runtime, running
+from trainer.sharding.sharded_model import Job, build_job
 
 WORLDS = (1, 2, 3, 4)
 DONE = Progress(3, 3 * 48)

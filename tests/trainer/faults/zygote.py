@@ -1,7 +1,7 @@
 """A process that has imported the trainer and forks one process of a job per line of standard input.
 
 Importing torch and TorchRec takes seconds, a fork milliseconds, so a test can afford dozens of restarts. What is forked
-is a process like any other: it runs `main(argv)` of a module (`trainer.cli`, as a rule), has its own process id, and
+is a process like any other: it runs `main(argv)` of a module (`trainer.main`, as a rule), has its own process id, and
 dies of kill -9.
 
 Input: {"start": {"module": NAME, "argv": [...], "env": {...}, "log": PATH, "fault": {...} or null}} -> {"pid": N};
@@ -20,8 +20,8 @@ from typing import Any
 import small_jobs  # noqa: F401  # imports the trainer with everything it needs
 from injected import inject
 
-import trainer.cli
-import trainer.train  # noqa: F401
+import trainer.main
+import trainer.training.loop  # noqa: F401
 
 
 def child(order: dict[str, Any]) -> None:

@@ -15,8 +15,8 @@ import torch
 from small_jobs import PLANS, SCHEDULE, checkpointer, full_weights, logits, steps, tiny
 
 from trainer.checkpoint import Progress
-from trainer.job import Job, build_job
-from trainer.runtime import Runtime, running
+from trainer.runtime.process_group import Runtime, running
+from trainer.sharding.sharded_model import Job, build_job
 
 # Every dense and every sparse optimizer once, and every plan.
 EXACT: dict[str, dict[str, Any]] = {

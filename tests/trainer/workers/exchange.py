@@ -10,8 +10,8 @@ import torch
 from small_jobs import PLANS, full_weights, logits, steps, tiny
 
 from trainer.errors import UserError
-from trainer.job import build_job
-from trainer.runtime import running
+from trainer.runtime.process_group import running
+from trainer.sharding.sharded_model import build_job
 
 
 def main() -> None:

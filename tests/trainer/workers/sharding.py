@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from small_jobs import PLANS, full_weights, steps, tiny
 
-from trainer.job import build_job
-from trainer.planner import describe_plan
-from trainer.runtime import Runtime, running
+from trainer.runtime.process_group import Runtime, running
+from trainer.sharding.planner import describe_plan
+from trainer.sharding.sharded_model import build_job
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 WIRES = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward

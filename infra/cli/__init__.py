@@ -1,0 +1,1 @@
+"""Arguments and tables of the command line."""

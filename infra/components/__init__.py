@@ -1,0 +1,1 @@
+"""Pulumi components and helpers that several clouds share."""

@@ -1,0 +1,175 @@
+"""Pydantic's errors told as problems: the key as a person types it, the value seen, what is legal, the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from infra.config.problems import Problem, mend, unset
+
+Path = tuple[int | str, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "keys and values",
+    "model": "keys and values",
+}
+#: Filled in by the program, never by a person.
+_OWN = ("project", "stack")
+
+
+def tolerant(
+    model: type[ModelT],
+    data: object,
+    prefix: tuple[str, ...] = (),
+    names: Mapping[Path, str] | None = None,
+    siblings: Sequence[str] = (),
+) -> tuple[ModelT, list[Problem]]:
+    """Parse `data`; keys in error are told, then dropped or replaced by an example, so that later checks still run.
+
+    `prefix` is where `model` sits, `names` the configuration keys of fields that a provider holds, `siblings` further
+    legal top-level keys.
+    """
+    try:
+        return model.model_validate(data), []
+    except ValidationError as error:
+        teller = _Teller(model, prefix, names or {}, siblings)
+        repaired = dict(data) if isinstance(data, dict) else {}
+        for item in error.errors():
+            repaired = _without(repaired, item["loc"], model)
+        problems = [problem for item in error.errors() for problem in teller.tell(item)]
+        return model.model_validate(_examples(model) | repaired), problems
+
+
+def _section(info: FieldInfo | None) -> type[BaseModel] | None:
+    """The model of a field that holds a section."""
+    annotation = info.annotation if info else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _without(data: dict[str, object], path: Path, model: type[BaseModel]) -> dict[str, object]:
+    """A copy of `data` whose value at `path` is gone, or is the field's example where it has no default."""
+    if not path:
+        return {}
+    head, rest = str(path[0]), path[1:]
+    info = model.model_fields.get(head)
+    section = _section(info)
+    copy = dict(data)
+    value = copy.pop(head, None)
+    if section is not None and rest:
+        copy[head] = _without(value if isinstance(value, dict) else {}, rest, section)
+    elif section is not None:
+        copy[head] = _examples(section)
+    elif info is not None and info.is_required():
+        copy[head] = _example(info)
+    return copy
+
+
+def _examples(model: type[BaseModel]) -> dict[str, object]:
+    """Stand-ins for the keys of a section that have no default."""
+    required = {name: info for name, info in model.model_fields.items() if info.is_required() and name not in _OWN}
+    return {name: _examples(inner) if (inner := _section(info)) else _example(info) for name, info in required.items()}
+
+
+def _example(info: FieldInfo) -> object:
+    """A legal value to show, or to stand in for one that is missing."""
+    if info.examples:
+        return info.examples[0]
+    return "<value>" if info.is_required() or info.default is None else info.default
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Turns one of pydantic's errors into problems."""
+
+    model: type[BaseModel]
+    prefix: tuple[str, ...]
+    names: Mapping[Path, str]
+    siblings: Sequence[str]
+
+    def tell(self, item: ErrorDetails) -> list[Problem]:
+        """The problems behind one error: one, or one for each required key of a section that is missing."""
+        path: Path = (*self.prefix, *item["loc"])
+        key = self.names.get(path) or _dotted(path)
+        if item["type"] == "extra_forbidden":
+            return [self._unknown(key, item)]
+        info = _field(self.model, item["loc"])
+        if item["type"] == "missing":
+            return _missing(key, info)
+        if item["type"] == "tuple_type":
+            return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", unset(key), item["input"])]
+        wrong = item["msg"].removeprefix("Value error, ")
+        if _section(info) and item["type"] == "value_error":
+            # Keys of the section contradict each other: the message says how, a person decides which of them to change.
+            return [Problem(key, wrong, "keys that agree", mend(f"{key}.<key>", "<value>"), item["input"])]
+        example = _example(info) if info else "<value>"
+        legal, value = _legal(item, example)
+        return [Problem(key, wrong[:1].lower() + wrong[1:], legal, mend(key, value), item["input"])]
+
+    def _unknown(self, key: str, item: ErrorDetails) -> Problem:
+        """A key that nobody reads, with those that are read at its place."""
+        *parents, last = item["loc"]
+        owner: type[BaseModel] = self.model
+        for part in parents:
+            owner = _section(owner.model_fields.get(str(part))) or owner
+        top = not parents and not self.prefix
+        own = [self.names.get((name,), name) for name in owner.model_fields if not (top and name in _OWN)]
+        legal = sorted([*own, *(self.siblings if top else ())])
+        close = difflib.get_close_matches(str(last), legal, n=1)
+        hint = f"unknown key, did you mean {close[0]!r}?" if close else "unknown key"
+        return Problem(key, hint, ", ".join(legal), unset(key), item["input"])
+
+
+def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    """The innermost declared field on the way along `path`."""
+    owner: type[BaseModel] | None = model
+    info: FieldInfo | None = None
+    for part in path:
+        found = owner.model_fields.get(str(part)) if owner else None
+        if found is None:
+            break
+        info, owner = found, _section(found)
+    return info
+
+
+def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
+    """A required key, or every required key of a missing section."""
+    section = _section(info)
+    if section is not None:
+        inner = section.model_fields.items()
+        return [found for name, field in inner if field.is_required() for found in _missing(f"{key}.{name}", field)]
+    example = _example(info) if info else "<value>"
+    return [Problem(key, "missing", f"for example {example}", mend(key, example))]
+
+
+def _legal(item: ErrorDetails, example: object) -> tuple[str, object]:
+    """What is legal in words, and one legal value."""
+    context = item.get("ctx", {})
+    if "expected" in context:
+        words = str(context["expected"])
+        return words, words.split(",")[0].split(" or ")[0].strip("'")
+    for bound, words in _BOUNDS.items():
+        if bound in context:
+            limit = context[bound]
+            return f"{words} {limit}", limit + {"gt": 1, "lt": -1}.get(bound, 0)
+    if "pattern" in context:
+        return f"text matching {context['pattern']}", example
+    return _KINDS.get(item["type"].split("_")[0], f"for example {example}"), example
+
+
+def _dotted(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

@@ -1,0 +1,154 @@
+"""Whether what is fast is as good: held-out AUC after the same samples, each fast mode beside fp32 stock."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from trainer.bench.measures.stock import build_stock, stock_batch
+from trainer.bench.progress import progress
+from trainer.config import TrainConfig
+from trainer.config.options import validate
+from trainer.data import Batch, KnowsBestAuc, SourceContext, open_source
+from trainer.data.auc import area_under_curve
+from trainer.data.loader import eval_batches, eval_size, train_batches
+from trainer.runtime.precision import native_bf16
+from trainer.runtime.process_group import Runtime
+from trainer.sharding.sharded_model import Job, build_job
+from trainer.training.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from trainer.bench.options import BenchOptions
+
+#: Spread of AUC between random seeds at this number of samples, in fp32.
+BOUND = 0.006
+_ROWS = 10_000  # of a table at most: planted weights of more rows need more samples than this to be learned
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to train: stock, or ours with `changes` to the configuration."""
+
+    name: str
+    stock: bool
+    changes: dict[str, Any]
+    precision: str = "fp32"
+
+
+def modes(runtime: Runtime) -> list[Mode]:
+    """Stock first, then what this device is fast in. bf16 without native units is no fast mode."""
+    found = [Mode("fp32 stock", True, {}), Mode("fp32 ours", False, {})]
+    if runtime.world_size > 1:
+        for wire in ("fp16", "int8"):
+            # TorchRec has no int8 for the sums of row-wise shards.
+            changes = {"forward_precision": wire, "backward_precision": wire, "types": ("table_wise",)}
+            found.append(Mode(f"fp32, {wire} on the wire", False, {"sharding": changes}))
+    if native_bf16(runtime.device):
+        found.append(Mode("bf16 ours", False, {}, "bf16"))
+    return found
+
+
+def bench_quality(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
+    """Collective: train each mode on `options.samples` samples from `options.seeds` seeds.
+
+    `kept`: whether the mean AUC of every mode is at most BOUND below stock's.
+    """
+    config = _smaller(config)
+    steps = max(1, options.samples // config.train.batch_size)
+    found: dict[str, list[float]] = {mode.name: [] for mode in modes(runtime)}
+    best = []
+    with progress("training", len(found) * options.seeds * steps, "steps", runtime.is_main) as advance:
+        for seed in range(options.seeds):
+            seeded = _changed(config, {"train": {"seed": config.train.seed + seed}})
+            seeded = _changed(seeded, {"data": {"seed": config.data.seed + seed}})
+            for mode in modes(runtime):
+                found[mode.name].append(_auc(_changed(seeded, mode.changes), runtime, mode, steps, advance))
+            source = open_source(SourceContext(seeded, "eval", runtime.device))
+            if isinstance(source, KnowsBestAuc):
+                best.append(source.best_auc(eval_size(source, seeded)))
+    means = {name: statistics.mean(aucs) for name, aucs in found.items()}
+    reference = means[next(iter(means))]
+    return {
+        "modes": [
+            {"name": name, "auc": aucs, "mean": means[name], "against_stock": means[name] - reference}
+            for name, aucs in found.items()
+        ],
+        "bound": BOUND,
+        "kept": all(mean >= reference - BOUND for mean in means.values()),
+        "best_auc": max(best, default=1.0),
+        "samples": steps * config.train.batch_size,
+        "seeds": options.seeds,
+        "processes": runtime.world_size,
+        "device": runtime.device.type,
+    }
+
+
+def _smaller(config: TrainConfig) -> TrainConfig:
+    cap = min(_ROWS, config.model.num_embeddings_cap or _ROWS)
+    return _changed(config, {"model": {"num_embeddings_cap": cap}})
+
+
+def _changed(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> TrainConfig:
+    tree = config.model_dump()
+    for section, values in changes.items():
+        tree[section] |= values
+    return validate(tree)
+
+
+def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance: Callable[[], None]) -> float:
+    """Collective: held-out AUC of a new model after `steps` steps."""
+    runtime.precision = mode.precision  # type: ignore[assignment]  # one of those that the device has
+    job = build_stock(config, runtime) if mode.stock else build_job(config, runtime)
+    job.dmp.train()
+    source = open_source(SourceContext(config, "train", runtime.device))
+    ranks = (runtime.rank, runtime.world_size, runtime.device)
+    batches: Iterator[Any] = train_batches(source, config, 0, steps, *ranks)
+    if mode.stock:
+        pipeline: Any = TrainPipelineSparseDist(
+            job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True
+        )
+        batches = map(stock_batch, batches)
+    else:
+        pipeline = Pipeline(job)
+    for _ in range(steps):
+        pipeline.progress(batches)
+        advance()
+    pipeline.detach()
+    return _held_out(job, runtime, _logits_of_stock if mode.stock else _logits_of_ours)
+
+
+def _logits_of_stock(job: Job, batch: Batch) -> Tensor:
+    _, (_, logits_B, _) = job.dmp(stock_batch(batch))
+    found: Tensor = logits_B
+    return found
+
+
+def _logits_of_ours(job: Job, batch: Batch) -> Tensor:
+    _, (_, logits_B, _, _) = job.dmp(batch)
+    found: Tensor = logits_B
+    return found
+
+
+def _held_out(job: Job, runtime: Runtime, logits_of: Callable[[Job, Batch], Tensor]) -> float:
+    """Collective: AUC of all evaluation samples, the same on every process."""
+    source = open_source(SourceContext(job.config, "eval", runtime.device))
+    count = eval_size(source, job.config)
+    seen: list[Tensor] = []
+    job.dmp.eval()
+    with torch.no_grad():
+        for batch in eval_batches(source, job.config, count, runtime.rank, runtime.world_size, runtime.device):
+            moved = batch.to(runtime.device)
+            assert moved.weights_B is not None, "eval_batches weighs every sample"
+            kept = moved.weights_B > 0
+            seen.append(torch.stack([logits_of(job, moved).detach().float().view(-1), moved.labels_B])[:, kept].cpu())
+    everyone: list[Any] = [None] * runtime.world_size
+    dist.all_gather_object(everyone, torch.cat(seen, dim=1))
+    scores, labels = torch.cat(everyone, dim=1)
+    return area_under_curve(scores, labels)

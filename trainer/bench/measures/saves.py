@@ -1,0 +1,159 @@
+"""What checkpoints cost: training with a save in every block beside training without, and what a save blocks."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.bench.measures.uploads import bench_uploads
+from trainer.checkpoint import Checkpointer, Progress, Saver, open_store
+from trainer.checkpoint.store import is_local, join_uri
+from trainer.config import TrainConfig
+from trainer.data import SourceContext, open_source
+from trainer.data.loader import train_batches
+from trainer.runtime.process_group import Runtime
+from trainer.runtime.vote import Agreement, Votes
+from trainer.sharding.sharded_model import build_job
+from trainer.training.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from trainer.bench.options import BenchOptions
+
+_CACHED_BATCHES = 10
+
+
+class _Bench:
+    """One job with a saver of its own run, `<train.run>-bench`, which it removes at the end."""
+
+    def __init__(self, config: TrainConfig, runtime: Runtime) -> None:
+        source = open_source(SourceContext(config, "train", runtime.device))
+        ranks = (runtime.rank, runtime.world_size, runtime.device)
+        self._batches = itertools.cycle(list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks)))
+        self._config, self._runtime = config, runtime
+        self._job = build_job(config, runtime)
+        self._job.dmp.train()
+        self._pipeline = Pipeline(self._job)
+        self._run = f"{config.train.run}-bench"[:42]
+        self._store = open_store(config.checkpoint.uri, self._run, config.checkpoint)
+        self.checkpointer = Checkpointer(self._job, self._store)
+        self.events: list[dict[str, Any]] = []
+        self.saver = Saver(self.checkpointer, config.checkpoint, lambda _, **fields: self.events.append(fields))
+        self._agreement = Agreement(timedelta(seconds=config.train.timeout_seconds))
+        self._step = 0
+        self.shares: list[float | None] = []  # of each block with a save: what the save adds to its steps
+
+    def seconds(self, steps: int, with_save: bool) -> float:
+        """Of `steps` steps between two barriers, each followed by the agreement that any training has; with a save
+        begun after the first step and written by the last."""
+        dist.barrier()
+        began = time.perf_counter()
+        steps_during, steps_after, ended = list[float](), list[float](), began
+        for number in range(steps):
+            self._step += 1
+            during = self.saver.busy
+            self._pipeline.progress(self._batches)
+            self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
+            if with_save and number == 0:
+                self.saver.start(self.progress)
+                during = True
+            last, ended = ended, time.perf_counter()
+            (steps_during if during else steps_after).append(ended - last)
+        if with_save:
+            self.saver.settle()
+            self.shares.append(share_of_save(steps_during, steps_after))
+        self._agreement.close()
+        if self._runtime.device.type == "cuda":
+            torch.cuda.synchronize(self._runtime.device)
+        dist.barrier()
+        return time.perf_counter() - began
+
+    @property
+    def progress(self) -> Progress:
+        """How far the job is."""
+        return Progress(self._step, self._step * self._config.train.batch_size)
+
+    def synchronous_seconds(self) -> float:
+        """Of a save that training waits for, from the same state."""
+        dist.barrier()
+        began = time.perf_counter()
+        self.checkpointer.save(Progress(self._step + 1, 0))
+        return time.perf_counter() - began
+
+    def uploads(self) -> dict[str, Any] | None:
+        """Collective: see bench_uploads; None for a folder of this machine."""
+        checkpoint = self._config.checkpoint
+        if is_local(checkpoint.uri):
+            return None
+        _say(self._runtime, "upload beside one big file")
+        return bench_uploads(self.checkpointer, self._store, join_uri(checkpoint.uri, self._run), self._step + 2)
+
+    def close(self) -> None:
+        """Leave no checkpoint behind."""
+        if self._runtime.is_main:
+            for step in [*self._store.complete_steps(), *self._store.incomplete_steps()]:
+                self._store.delete(step)
+
+
+def share_of_save(steps_during: list[float], steps_after: list[float]) -> float | None:
+    """What a save adds to the time of a block: how much longer the steps during it took than as many of the others did
+    on average, by the time of so many of the others as the block has steps. The machine's drift from block to block
+    does not touch it, as it does the ratio of whole blocks. None where the save lasted for the whole block."""
+    if not steps_after:
+        return None
+    usual = statistics.mean(steps_after)
+    return (sum(steps_during) - usual * len(steps_during)) / (usual * (len(steps_during) + len(steps_after)))
+
+
+def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
+    """Collective: samples/s of blocks with and without a save, in turn; the median of their ratios pair by pair."""
+    bench = _Bench(config, runtime)
+    try:
+        bench.seconds(options.warmup, with_save=False)
+        bench.seconds(options.warmup, with_save=True)  # the first save makes its buffers
+        bench.events.clear()
+        bench.shares.clear()
+        blocks: dict[str, list[float]] = {"with": [], "without": []}
+        synchronous = []
+        for number in range(options.blocks):
+            _say(runtime, f"block {number + 1} of {options.blocks}")
+            for name in blocks if number % 2 else reversed(blocks):
+                rate = options.steps * config.train.batch_size / bench.seconds(options.steps, name == "with")
+                blocks[name].append(rate)
+            synchronous.append(bench.synchronous_seconds())
+        uploads = bench.uploads()
+    finally:
+        bench.close()
+    ratios = [on / off for on, off in zip(blocks["with"], blocks["without"], strict=True)]
+    shares = [share for share in bench.shares if share is not None]
+    timed = shares and runtime.device.type == "cpu"  # a GPU's steps are queued, not timed one by one
+    blocked = [event["blocked_seconds"] for event in bench.events]
+    return {
+        "with": statistics.median(blocks["with"]),
+        "without": statistics.median(blocks["without"]),
+        "ratio": statistics.median(ratios),
+        "with_blocks": blocks["with"],
+        "without_blocks": blocks["without"],
+        "save_share": statistics.median(shares) if timed else None,
+        "steps_per_save": options.steps,
+        "synchronous_seconds": statistics.median(synchronous),
+        "blocked_seconds": statistics.median(blocked),
+        "background_seconds": statistics.median(event["seconds"] for event in bench.events),
+        "blocked_share": statistics.median(blocked) / statistics.median(synchronous),
+        "upload": uploads,
+        "processes": runtime.world_size,
+        "device": runtime.device.type,
+    }
+
+
+def _say(runtime: Runtime, text: str) -> None:
+    """One line of progress, from rank 0."""
+    if runtime.is_main:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

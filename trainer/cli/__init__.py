@@ -1,0 +1,1 @@
+"""Arguments and progress output shared by the trainer's commands."""

@@ -1,0 +1,1 @@
+"""The sources of samples: synthetic, Criteo, Parquet, or a user's class."""

@@ -1,0 +1,1 @@
+"""Export a trained model to one process and predict with it."""

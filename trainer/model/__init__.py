@@ -1,0 +1,1 @@
+"""The recommender models and their interaction layers."""

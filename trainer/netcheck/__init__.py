@@ -1,0 +1,1 @@
+"""Measure the collectives between the processes of a job."""

@@ -1,0 +1,1 @@
+"""Predict memory, traffic and throughput of a configuration without training it."""

@@ -1,0 +1,222 @@
+"""The processes of a job: who am I, which device, how they start, agree on an error and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import RunConfig
+from trainer.errors import UserError
+from trainer.runtime.malloc import apply_malloc
+from trainer.runtime.precision import Precision, apply_precision, choose_precision
+from trainer.runtime.preemption import EXIT_RESTART
+from trainer.runtime.rendezvous import own_part
+
+EXIT_USER_ERROR = 2
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Runtime:
+    """One process of the job. `rank` of `world_size`; `local_rank` of `local_world_size` on this machine."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    precision: Precision
+    precision_reason: str
+    errors: ErrorChannel = field(repr=False)
+    store: dist.Store | None = field(repr=False, default=None)  # of this start of the job; none for one process
+    malloc: str = "system"  # what train.malloc has come to
+    siblings: tuple[int, ...] = ()  # process ids of the other processes on this machine
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that speaks."""
+        return self.rank == 0
+
+
+class ErrorChannel:
+    """Brings a UserError of any process (a bad row in its share of the data) to rank 0, once, and ends all processes.
+
+    The other processes may be blocked in a collective at that moment, so a thread in each watches a key of the job's
+    store: when it appears, rank 0 prints the line, and every process leaves with exit code 2.
+    """
+
+    def __init__(self, rank: int, store: dist.Store | None) -> None:
+        self._rank = rank
+        self._closed = threading.Event()
+        self._speaking = threading.Lock()
+        self._spoken = False
+        self._store = store
+        if store is not None:
+            threading.Thread(target=self._watch, name="error-channel", daemon=True).start()
+
+    def close(self) -> None:
+        """No more watching."""
+        self._closed.set()
+
+    def report(self, error: UserError) -> None:
+        """Tell rank 0, and wait until it has spoken (at most 10 s)."""
+        if self._store is None or self._closed.is_set():
+            say_error(error)
+            return
+        self._store.set("message", str(error))
+        if self._rank == 0:
+            self._speak(str(error))
+            time.sleep(2 * _POLL_SECONDS)  # the store may live in this process: let the others read it
+        else:
+            try:
+                self._store.wait(["spoken"], timedelta(seconds=10))
+            except dist.DistError:  # rank 0 has ended for a reason of its own, and said it
+                return
+        self._closed.set()
+
+    def _watch(self) -> None:
+        assert self._store is not None
+        while not self._closed.wait(_POLL_SECONDS):
+            try:
+                raised = self._store.check(["message"])
+            except dist.DistError:  # the store's host has gone: the job is ending
+                return
+            if raised:
+                if self._rank == 0:
+                    self._speak(self._store.get("message").decode())
+                sys.stdout.flush()
+                os._exit(EXIT_USER_ERROR)  # the main thread may hang in a collective that will never finish
+
+    def _speak(self, message: str) -> None:
+        assert self._store is not None
+        with self._speaking:  # the thread must not end the process while the main thread is about to print
+            if not self._spoken:
+                self._spoken = True
+                say_error(message)
+                self._store.set("spoken", "1")
+
+
+def say_error(error: object) -> None:
+    """One line for a person on standard error."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main_process(environ: dict[str, str]) -> bool:
+    """Whether this process is rank 0, known before any process group exists."""
+    return environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
+    """Start the process group (NCCL on GPUs, gloo on CPUs; alone without a launcher) and always end it."""
+    rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    local_rank, local_world = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    try:
+        device = _choose_device(config.device, local_rank, local_world)
+        precision, reason = choose_precision(config.precision, device)
+        malloc = apply_malloc(config.malloc, device)
+    except UserError as error:
+        error.reported = rank != 0  # every process of the job finds the same
+        raise
+    apply_precision(precision)
+    torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world))
+    _init_process_group(device, rank, world_size, timedelta(seconds=config.timeout_seconds), environ)
+    channel = ErrorChannel(rank, _side_store("errors", rank, world_size, environ))
+    store, siblings = _side_store("watchdog", rank, world_size, environ), _siblings(world_size, environ)
+    try:
+        ranks = (rank, world_size, local_rank, local_world)
+        yield Runtime(*ranks, device, precision, reason, channel, store, malloc, siblings)
+    except UserError as error:
+        channel.report(error)
+        error.reported = True
+        raise  # without destroy_process_group: it could wait for processes that hang in a collective
+    except RuntimeError as error:
+        if world_size > 1 and _is_lost_process(error):
+            _end_after_loss(rank, error)
+        raise
+    channel.close()
+    dist.destroy_process_group()
+
+
+def _side_store(purpose: str, rank: int, world_size: int, environ: dict[str, str]) -> dist.Store | None:
+    """Collective: a connection of its own to the job's store, because a wait blocks the connection for all else."""
+    if world_size == 1:
+        return None
+    names: list[str | None] = [uuid.uuid4().hex if rank == 0 else None]
+    dist.broadcast_object_list(names, src=0)  # a restarted job must not read its predecessor's keys
+    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+    return dist.PrefixStore(f"trainer-{purpose}-{names[0]}", store)
+
+
+def _siblings(world_size: int, environ: dict[str, str]) -> tuple[int, ...]:
+    """Collective: process ids of the other processes that this machine's launcher started."""
+    mine = (environ.get("GROUP_RANK", "0"), os.getpid())
+    everyone: list[tuple[str, int]] = [mine] * world_size
+    if world_size > 1:
+        dist.all_gather_object(everyone, mine)
+    return tuple(pid for group, pid in everyone if group == mine[0] and pid != mine[1])
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    """Whether a collective failed because a process at its other end is gone; gloo says so in these words."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return any(word in str(error) for word in words)
+
+
+def _end_after_loss(rank: int, error: RuntimeError) -> None:
+    """Another process has ended, and said why if it could: one line, and the exit code that asks for a restart."""
+    time.sleep(2 * _POLL_SECONDS)  # if it was a user's mistake, the error channel ends this process with its exit code
+    line = " ".join(str(error).split())[-160:]
+    print(f"rank {rank}: another process has gone (...{line}); ending for a restart", file=sys.stderr, flush=True)  # noqa: T201
+    sys.stdout.flush()
+    os._exit(EXIT_RESTART)  # an orderly exit would abort in the threads of the process group
+
+
+def _choose_device(wanted: str, local_rank: int, local_world: int) -> torch.device:
+    count = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and count < local_world:
+        raise UserError(
+            f"train.device is cuda, but this machine has {count} usable GPUs for {local_world} processes; "
+            f"legal: a GPU per process, or --train.device cpu"
+        )
+    if wanted == "cpu" or count < local_world:
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _init_process_group(
+    device: torch.device, rank: int, world_size: int, timeout: timedelta, environ: dict[str, str]
+) -> None:
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in environ:
+        bound = device if device.type == "cuda" else None
+        if world_size > 1 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            agents = dist.TCPStore(
+                environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, timeout=timeout
+            )
+            store = own_part(agents, rank, world_size, timeout)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
+            )
+        else:
+            dist.init_process_group(backend, timeout=timeout, device_id=bound)
+    elif world_size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=rank, world_size=1, timeout=timeout)
+    else:
+        raise UserError(
+            f"WORLD_SIZE is {world_size} but MASTER_ADDR is not set: start several processes with "
+            f"`torchrun --nproc_per_node {world_size} -m trainer`"
+        )

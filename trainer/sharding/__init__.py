@@ -1,0 +1,1 @@
+"""Embedding tables across processes: planner, kernels, optimizers, the sharded model."""

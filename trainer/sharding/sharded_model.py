@@ -1,0 +1,63 @@
+"""Puts a job together: model, plan, optimizers. Training, evaluation and benchmarks all start from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+
+from trainer.config import TrainConfig
+from trainer.errors import UserError
+from trainer.model.dlrm import TrainTask, build_model
+from trainer.runtime.process_group import Runtime
+from trainer.sharding.data_parallel import SettledWrapper
+from trainer.sharding.local_shards import fused_kernels, initialize_tables, pooled_dists, replicated_parameters
+from trainer.sharding.optimizers import Optimizers, fused_params
+from trainer.sharding.planner import make_plan, make_sharder
+from trainer.sharding.rowwise_adagrad import use_coalesced_update
+from trainer.sharding.shared_memory_all_to_all import use_shared_memory
+
+
+@dataclass
+class Job:
+    """A sharded model with its optimizers on this process."""
+
+    config: TrainConfig
+    runtime: Runtime
+    plan: ShardingPlan
+    dmp: DistributedModelParallel
+    optimizers: Optimizers
+    fast: dict[str, str] = field(default_factory=dict)  # what `auto` has come to
+
+
+def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> Job:
+    """Collective: plan, shard and initialise the model. Raises UserError where the configuration does not fit the
+    job."""
+    try:
+        config.check_world_size(runtime.world_size)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    task = task or TrainTask(build_model(config, runtime.precision))
+    sharder = make_sharder(config.sharding, fused_params(config.optim.sparse, runtime.device), runtime.device)
+    plan = make_plan(task, sharder, config, runtime)
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    dmp = DistributedModelParallel(
+        task,
+        env=ShardingEnv.from_process_group(group),
+        device=runtime.device,
+        plan=plan,
+        sharders=[cast("ModuleSharder[nn.Module]", sharder)],
+        data_parallel_wrapper=SettledWrapper(),
+    )
+    rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
+    initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
+    fast = {
+        "update": use_coalesced_update(fused_kernels(dmp), config.optim.sparse, runtime.device),
+        "exchange": use_shared_memory(pooled_dists(dmp), config, runtime),
+    }
+    return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim), fast)

@@ -1,0 +1,1 @@
+"""Read and write object stores and local files."""
