@@ -397,8 +397,8 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
 def test_a_uri_of_an_unknown_protocol_is_told(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(uri, tmp=tmp_path) == 2
     message = capsys.readouterr().err
-    assert f"checkpoint.uri {uri}" in message
-    assert "legal: a folder, file://, s3://" in message
+    assert f"got {uri}" in message
+    assert "allowed: a folder, file://, s3://" in message
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from small_jobs import ROOT, environment, trainer
 
 from trainer.main import main
 from trainer.storage import fetch as fetch_module
+from trainer.storage import retry
+from trainer.storage.retry import RetryPolicy
 
 
 class OddStore(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -58,7 +60,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> type[OddStore]:
     monkeypatch.setattr(OddStore, "faults", {})
     monkeypatch.setattr(OddStore, "tries", [])
     monkeypatch.setattr(OddStore, "listing", [])
-    monkeypatch.setattr(fetch_module, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(retry, "STORE_RETRY", RetryPolicy(first_delay_seconds=0.001))
     return OddStore
 
 
@@ -137,7 +139,7 @@ def test_a_lasting_fault_ends_with_one_line_and_the_next_run_goes_on(
     store.faults["b.bin"] = [ConnectionResetError("the line is dead")] * 3
     assert fetch(source, tmp_path / "to", "--retries", "2", "--workers", "1") == 2
     message = told(capsys)
-    assert "b.bin could not be copied in 3 tries: ConnectionResetError: the line is dead" in message
+    assert "b.bin could not be copied in 3 attempts: ConnectionResetError: the line is dead" in message
     to = tmp_path / "to"
     assert not (to / "_FETCHED.json").exists(), "the marker is there before the files"
     assert set(contents(to)) == {"a.bin"}, "half a file was left"
@@ -244,7 +246,7 @@ def test_a_target_that_is_a_file_or_read_only_is_told(
 SLOW = """
 import sys, time, fsspec
 from fsspec.implementations.local import LocalFileSystem
-from trainer.cli import main
+from trainer.main import main
 class Slow(LocalFileSystem):
     protocol = "slow"
     def get_file(self, path1, path2, callback=None, **options):

@@ -13,7 +13,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from trainer.checkpoint.files import FileSum, StoreUnavailableError
+from trainer.checkpoint.checksums import FileChecksums
+from trainer.checkpoint.requests import StoreUnavailableError
 from trainer.checkpoint.state import CanonicalState
 from trainer.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from trainer.config import TrainConfig
@@ -135,7 +136,7 @@ class Checkpointer:
             return UserError(f"{text}; the checkpoint may be whole: start again once the store answers")
         return DamagedCheckpointError(text)
 
-    def _marker(self, progress: Progress, written: list[dict[str, FileSum]]) -> dict[str, Any]:
+    def _marker(self, progress: Progress, written: list[dict[str, FileChecksums]]) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "step": progress.step,

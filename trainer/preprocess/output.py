@@ -19,7 +19,7 @@ from trainer.cli.progress import Task
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.rows import BLOCK_ROWS, Block, Part
-from trainer.preprocess.staging import write_json
+from trainer.storage.atomic_write import write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

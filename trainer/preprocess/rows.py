@@ -19,7 +19,8 @@ import numpy.typing as npt
 from trainer.cli.progress import Task
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.preprocess.ordered import in_order
-from trainer.preprocess.staging import Stage, write_json
+from trainer.preprocess.staging import Stage
+from trainer.storage.atomic_write import write_json
 
 BLOCK_ROWS = 16_384  # several for each thread, of the smallest day that takes seconds
 BUCKET_ROWS = 1 << 20  # of the shuffle, on average: 168 MB

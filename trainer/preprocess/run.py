@@ -22,8 +22,9 @@ from trainer.preprocess.inputs import Input, find_inputs
 from trainer.preprocess.options import Options, read_options
 from trainer.preprocess.output import MARKER, Days
 from trainer.preprocess.rows import Convert, Shuffled, Span
-from trainer.preprocess.staging import Stage, write_json
+from trainer.preprocess.staging import Stage
 from trainer.runtime.malloc import keep_small_buffers
+from trainer.storage.atomic_write import write_json
 from trainer.storage.remote_errors import disk_error
 
 _GIB = 2**30

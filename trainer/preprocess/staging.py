@@ -6,7 +6,6 @@ That is the smallest integer of the whole file, which TorchRec's logarithm start
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from trainer.errors import UserError
 from trainer.preprocess.inputs import Input, read_texts
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.parse import BadRow, parse
+from trainer.storage.atomic_write import write_json
 
 Array = npt.NDArray[Any]
 _SHOWN = 5  # malformed rows that the summary names
@@ -108,14 +108,3 @@ def _count_bad(facts: dict[str, Any], source: Input, line: int, bad: list[BadRow
     facts["bad_rows"] += len(bad)
     room = _SHOWN - len(facts["bad_lines"])
     facts["bad_lines"] += [f"{source.name} line {line + row.number}: {row.reason}" for row in bad[: max(room, 0)]]
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Written whole or not at all."""
-    aside = path.with_name(path.name + ".part")
-    with aside.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=2)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(path)

@@ -19,6 +19,7 @@ from trainer.cli.progress import Task
 from trainer.errors import UserError
 from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage
+from trainer.storage.atomic_write import atomic_replace
 
 FIRST, RARE = 2, 1
 _CHUNK = 1 << 20  # ids aggregated at once
@@ -123,10 +124,8 @@ def number_feature(
             f"legal: --memory-gib {ids.size * _BYTES_PER_ID / 2**30 + 1:.0f} or more, or a higher --threshold"
         )
     keep.parent.mkdir(parents=True, exist_ok=True)
-    aside = keep.with_name(keep.name + ".part")
-    with aside.open("wb") as stream:
+    with atomic_replace(keep) as part, part.open("wb") as stream:
         np.save(stream, ids)
-    aside.replace(keep)
     _map(stages, sizes, feature, Numbers(ids), workers, task)
     return int(ids.size) + FIRST
 
@@ -141,11 +140,9 @@ def _map(
                 np.fromfile(stage.column(feature), np.uint32, min(_CHUNK, size - start), offset=4 * start)
             )
 
-        aside = stage.mapped(feature).with_suffix(".part")
-        with aside.open("wb") as stream:
-            for part in in_order(mapped, range(0, size, _CHUNK), workers):
-                stream.write(part.data)
-                task.advance(part.size)
-        aside.replace(stage.mapped(feature))
+        with atomic_replace(stage.mapped(feature)) as part, part.open("wb") as stream:
+            for chunk in in_order(mapped, range(0, size, _CHUNK), workers):
+                stream.write(chunk.data)
+                task.advance(chunk.size)
     for stage in stages:
         stage.column(feature).unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Read and write object stores and local files."""
+"""Read and write object stores and local files: retries, atomic writes, `fetch`."""

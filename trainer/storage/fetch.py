@@ -4,24 +4,25 @@ again."""
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer.cli.arguments import Flags, whole
 from trainer.cli.progress import KINDS, JobProgress, Task
 from trainer.errors import UserError
+from trainer.storage import retry
+from trainer.storage.atomic_write import atomic_replace, write_json
 from trainer.storage.remote_errors import disk_error, explained, is_transient, open_store
+from trainer.storage.retry import RetriesExhaustedError
 
 MARKER, MANIFEST = "_FETCHED.json", "_MANIFEST.jsonl"
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 # What stores call the thing that changes whenever a file's contents do, the best one first.
 _VERSIONS = (
     "ETag",
@@ -76,8 +77,8 @@ class Fetch:
     """A copy of one folder."""
 
     def __init__(self, source: str, target: Path, workers: int, retries: int, progress: JobProgress) -> None:
-        self._source, self._target, self._workers, self._retries = source, target, workers, retries
-        self._progress = progress
+        self._source, self._target, self._workers, self._progress = source, target, workers, progress
+        self._retry = replace(retry.STORE_RETRY, attempts=retries + 1)
         self._filesystem, self._root = open_store(source, "--from")
         self._stop = threading.Event()
         self._writing = threading.Lock()
@@ -97,7 +98,7 @@ class Fetch:
         seconds = time.monotonic() - began
         marker = {"from": self._source, "files": len(items), "bytes": sum(item.size for item in items)}
         if missing or not (self._target / MARKER).exists():
-            _write_whole(self._target / MARKER, json.dumps(marker, indent=2) + "\n")
+            write_json(self._target / MARKER, marker)
         self._tell(marker, missing, size, seconds)
         return marker
 
@@ -166,51 +167,53 @@ class Fetch:
             raise
 
     def _copy(self, item: Item, task: Task) -> None:
-        """One file, with more tries after passing faults."""
+        """Copy one file, with retries after transient errors."""
         if self._stop.is_set():
             raise _StoppedError
-        for attempt in range(self._retries + 1):
-            moved = _Moved(task, self._stop)
-            try:
-                self._copy_once(item, moved)
-                break
-            except _StoppedError:
-                raise
-            except Exception as error:
-                task.advance(-moved.bytes)
-                if isinstance(error, OSError) and (told := disk_error(error, self._target, "--to")):
-                    raise told from error
-                if not is_transient(error):
-                    raise explained(error, item.path, "--from") from error
-                if attempt == self._retries:
-                    raise UserError(
-                        f"{item.path} could not be copied in {attempt + 1} tries: {type(error).__name__}: {error}; the "
-                        f"same command goes on with it"
-                    ) from error
-                self._wait(attempt)
+        try:
+            self._retry.run(partial(self._copy_once, item, task), self._is_permanent, sleep=self._sleep)
+        except _StoppedError:
+            raise
+        except RetriesExhaustedError as exhausted:
+            error = exhausted.error
+            raise UserError(
+                f"{item.path} could not be copied in {self._retry.attempts} attempts: {type(error).__name__}: {error}. "
+                f"Fix: run the same command again; it resumes with this file"
+            ) from error
+        except Exception as error:  # each store has its own exceptions
+            raise self._disk_error(error) or explained(error, item.path, "--from") from error
 
-    def _wait(self, attempt: int) -> None:
-        pause = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
-        # At random, so that many copiers do not come back at once.
-        if self._stop.wait(pause * random.uniform(0.5, 1.5)):  # noqa: S311  # no secret
+    def _is_permanent(self, error: Exception) -> bool:
+        return isinstance(error, _StoppedError) or self._disk_error(error) is not None or not is_transient(error)
+
+    def _disk_error(self, error: Exception) -> UserError | None:
+        return disk_error(error, self._target, "--to") if isinstance(error, OSError) else None
+
+    def _sleep(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
             raise _StoppedError
 
-    def _copy_once(self, item: Item, moved: _Moved) -> None:
+    def _copy_once(self, item: Item, task: Task) -> None:
+        moved = _Moved(task, self._stop)
         path = self._target / item.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(path.name + ".part")
         try:
-            self._filesystem.get_file(item.path, str(aside), callback=moved.callback())
-            arrived = aside.stat().st_size
-            if arrived != item.size:
-                raise EOFError(f"{arrived} of {item.size} bytes arrived")
-            moved.finish(arrived)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+            with atomic_replace(path) as part:
+                self._filesystem.get_file(item.path, str(part), callback=moved.callback())
+                _check_size(part, item.size)
+                moved.finish(item.size)
+        except Exception:
+            task.advance(-moved.bytes)
+            raise
         line = json.dumps({"name": item.name, "size": item.size, "version": item.version})
         with self._writing, (self._target / MANIFEST).open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
+
+
+def _check_size(path: Path, expected: int) -> None:
+    size = path.stat().st_size
+    if size != expected:
+        raise EOFError(f"{size} of {expected} bytes arrived")
 
 
 class _StoppedError(Exception):
@@ -264,12 +267,3 @@ def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
             continue  # the copy ended in the middle of this line; its file is copied again
         found[entry["name"]] = (entry["size"], entry["version"])
     return found
-
-
-def _write_whole(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".part")
-    with aside.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(path)

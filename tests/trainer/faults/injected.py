@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.checkpoint import manager
-from trainer.checkpoint.files import Summing, Verified
+from trainer.checkpoint.checksums import ChecksumWriter, VerifiedReader
 from trainer.checkpoint.store import FsspecStore
 from trainer.training.pipeline import Pipeline
 
@@ -51,7 +51,7 @@ def kill_in_step(step: int, delay: float) -> None:
 
 def kill_in_save(write: int) -> None:
     """At the n-th piece that this process writes into any checkpoint: files are half written."""
-    at_call(Summing, "write", write, die)
+    at_call(ChecksumWriter, "write", write, die)
 
 
 def kill_before_marker(commit: int) -> None:
@@ -61,7 +61,7 @@ def kill_before_marker(commit: int) -> None:
 
 def kill_in_load(read: int) -> None:
     """At the n-th read from a checkpoint."""
-    at_call(Verified, "readinto", read, die)
+    at_call(VerifiedReader, "readinto", read, die)
 
 
 def hang_in_step(step: int) -> None:
@@ -78,25 +78,25 @@ def full_disk(first: int, last: int) -> None:
         return original(self, *arguments, **options)
 
     manager.Checkpointer.write = write  # type: ignore[method-assign]
-    wrote = Summing.write
+    wrote = ChecksumWriter.write
 
     def refuse(self: Any, data: Any) -> int:
         if first <= saves[0] <= last:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return wrote(self, data)
 
-    Summing.write = refuse  # type: ignore[method-assign]
+    ChecksumWriter.write = refuse  # type: ignore[method-assign]
 
 
 def slow_writes(seconds: float) -> None:
     """Every piece takes that long, as on a loaded file server."""
-    wrote = Summing.write
+    wrote = ChecksumWriter.write
 
     def write(self: Any, data: Any) -> int:
         time.sleep(seconds)
         return wrote(self, data)
 
-    Summing.write = write  # type: ignore[method-assign]
+    ChecksumWriter.write = write  # type: ignore[method-assign]
 
 
 def slow_steps(seconds: float) -> None:

@@ -14,7 +14,7 @@ from machines import Machines
 from small_jobs import after, alone, checkpointer, config_of, full_weights, main_here, same, steps
 
 from trainer.checkpoint import Progress, Saver, open_store
-from trainer.checkpoint.files import BLOCK_BYTES, FileSum
+from trainer.checkpoint.checksums import BLOCK_BYTES, FileChecksums
 from trainer.checkpoint.manager import milestones
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
@@ -247,23 +247,25 @@ def test_two_damaged_checkpoints_are_told_in_one_line(
 def test_a_checksum_covers_every_block(tmp_path: Path) -> None:
     from fsspec.implementations.local import LocalFileSystem
 
-    from trainer.checkpoint.files import CheckedFiles, DamagedFileError
+    from trainer.checkpoint.files import CheckedFiles
+    from trainer.checkpoint.requests import DamagedFileError
+    from trainer.storage.retry import RetryPolicy
 
     data = torch.arange(BLOCK_BYTES // 4 + 1000, dtype=torch.int32).numpy().tobytes()
-    writing = CheckedFiles(LocalFileSystem(), 1)
+    writing = CheckedFiles(LocalFileSystem(), RetryPolicy(attempts=1))
     path = str(tmp_path / "x")
     with writing.create_stream(path, "wb") as stream:
         stream.write(data)
     assert writing.written["x"].size == len(data)
     assert len(writing.written["x"].crcs) == 2
-    expected = {"x": FileSum.from_json(json.loads(json.dumps(writing.written["x"].to_json())))}
-    with CheckedFiles(LocalFileSystem(), 1, expected).create_stream(path, "rb") as stream:
+    expected = {"x": FileChecksums.from_json(json.loads(json.dumps(writing.written["x"].to_json())))}
+    with CheckedFiles(LocalFileSystem(), RetryPolicy(attempts=1), expected).create_stream(path, "rb") as stream:
         assert stream.read() == data
     for where in (0, BLOCK_BYTES - 1, BLOCK_BYTES, len(data) - 1):
         spoiled = bytearray(data)
         spoiled[where] ^= 128
         (tmp_path / "x").write_bytes(spoiled)
-        reading = CheckedFiles(LocalFileSystem(), 1, expected).create_stream(path, "rb")
+        reading = CheckedFiles(LocalFileSystem(), RetryPolicy(attempts=1), expected).create_stream(path, "rb")
         with reading as stream, pytest.raises(DamagedFileError, match="x is damaged between bytes"):
             stream.read()
 

@@ -18,9 +18,11 @@ from stores import SERVERS, Bucket
 from unreliable import Proxy, Trouble
 
 from trainer.bench.measures.uploads import PAIRS
-from trainer.checkpoint import files, open_store
-from trainer.checkpoint.files import StoreUnavailableError
+from trainer.checkpoint import open_store
+from trainer.checkpoint.requests import StoreUnavailableError
 from trainer.config import CheckpointConfig
+from trainer.storage import retry
+from trainer.storage.retry import RetryPolicy
 from trainer.training import loop as train
 
 QUICK = {"checkpoint.request_timeout_seconds": 1, "checkpoint.attempts": 4, "checkpoint.every_minutes": 0}
@@ -37,6 +39,7 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     """A folder of its own in that server's bucket."""
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retry, "STORE_RETRY", RetryPolicy(first_delay_seconds=0.01, max_delay_seconds=0.1))
     # Azure's client waits 15 s before its first retry, and longer before the others.
     monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda *_: 0.05)
     server.proxy.trouble = None
@@ -153,10 +156,7 @@ def asked(bucket: Bucket, attempts: int, seconds: int) -> str:
     return str(caught.value)
 
 
-def test_a_store_that_stays_ill_is_given_up_after_so_many_attempts(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files.random, "uniform", lambda *_: 0.01)
+def test_a_store_that_stays_ill_is_given_up_after_so_many_attempts(bucket: Bucket) -> None:
     bucket.proxy.trouble = Trouble("501", 10_000)  # which no client retries by itself
     message = asked(bucket, attempts=3, seconds=5)
     assert "failed 3 times" in message

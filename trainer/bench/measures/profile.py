@@ -16,6 +16,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.runtime.process_group import Runtime
 from trainer.sharding.sharded_model import build_job
+from trainer.storage.atomic_write import atomic_replace
 from trainer.training.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
         if on_device:
             torch.cuda.synchronize(runtime.device)
     if runtime.is_main:
-        aside = trace.with_name(trace.name + ".part")
-        profiler.export_chrome_trace(str(aside))
-        aside.replace(trace)
+        with atomic_replace(trace) as part:
+            profiler.export_chrome_trace(str(part))
     dist.barrier()
     return {
         "operators": _heaviest(profiler, options.steps, on_device),
