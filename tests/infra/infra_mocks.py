@@ -25,6 +25,8 @@ from pulumi.runtime import settings as runtime_settings
 from pulumi.runtime.stack import run_pulumi_func
 from pulumi.runtime.sync_await import _sync_await
 
+from infra import clouds, stack_files
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
 
@@ -215,45 +217,26 @@ async def _resolve(exported: Mapping[str, Any], recording: Recording) -> None:
 
 
 def stack_config(stack: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
-    """What the engine hands the program for `Pulumi.<stack>.yaml`: defaults of Pulumi.yaml filled in by path.
+    """Return the configuration of `Pulumi.<stack>.yaml` as the engine passes it to the program.
 
     Overrides are paths (`gpu.nodes.max`) or full keys (`aws:region`); None removes the key.
     """
-    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-    config: dict[str, Any] = dict(yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())["config"])
-    for path, declared in project["config"].items():
-        if "default" in declared and _get(config, path) is None:
-            _set(config, path, declared["default"])
-    for path, value in (overrides or {}).items():
-        _set(config, path, value)
-    return {key: _text(value) for key, value in config.items()}
+    changes = overrides or {}
+    values = dict(stack_files.read(stack, {path: value for path, value in changes.items() if value is not None}).values)
+    for path, value in changes.items():
+        if value is None:
+            _remove(values, path)
+    return values
 
 
-def _get(config: Mapping[str, Any], path: str) -> Any:
-    first, *rest = path.split(".")
-    value = config.get(f"{PROJECT}:{first}")
-    for part in rest:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _set(config: dict[str, Any], path: str, value: object) -> None:
-    first, *rest = [path] if ":" in path else path.split(".")
-    owner, key = config, first if ":" in path else f"{PROJECT}:{first}"
-    for part in rest:
-        owner[key] = dict(owner.get(key) or {})
-        owner, key = owner[key], part
-    if value is None:
-        owner.pop(key, None)
+def _remove(values: dict[str, str], path: str) -> None:
+    """Remove a top-level key, or a key of a section, from a raw configuration."""
+    section, _, name = path.partition(".")
+    key = section if ":" in section else f"{PROJECT}:{section}"
+    if not name:
+        del values[key]
     else:
-        owner[key] = value
-
-
-def _text(value: object) -> str:
-    """The engine's spelling: JSON for structures, `true`/`false`, plain text otherwise."""
-    if isinstance(value, (dict, list, bool)):
-        return json.dumps(value)
-    return str(value)
+        values[key] = json.dumps({inner: value for inner, value in json.loads(values[key]).items() if inner != name})
 
 
 def run_stack(stack: str, overrides: Mapping[str, object] | None = None) -> Recording:
@@ -265,8 +248,6 @@ def run_stack(stack: str, overrides: Mapping[str, object] | None = None) -> Reco
 
 def stacks() -> Iterator[str]:
     """Stacks with a file of settings whose cloud exists."""
-    from infra import clouds
-
     for path in sorted(ROOT.glob("Pulumi.*.yaml")):
         config = yaml.safe_load(path.read_text())["config"]
         if config[f"{PROJECT}:cloud"] in clouds.available():

@@ -294,12 +294,28 @@ def test_a_policy_configuration_without_a_pack_is_not_skipped_in_silence(tmp_pat
 # Configuration and cost, without an engine
 
 
-@pytest.mark.parametrize("name", configuration.files())
-def test_the_configuration_is_read_as_the_engine_hands_it_over(name: str) -> None:
-    assert dict(configuration.read(name).values) == stack_config(name)
-    path = {"gpu.nodes.max": 7, "tags.extra.team": "x"}
-    read, given = configuration.read(name, path).values, stack_config(name, path)
-    assert {key: _decoded(text) for key, text in read.items()} == {key: _decoded(text) for key, text in given.items()}
+def test_a_stack_file_is_read_with_the_projects_defaults_in_the_engines_spelling(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text(
+        "name: torchrec-cloud\n"
+        "config:\n"
+        "  cloud: {type: string}\n"
+        "  namespace: {type: string, default: training}\n"
+        "  gpu.nodes.min: {type: integer, default: 0}\n"
+        "  gpu.nodes.max: {type: integer, default: 2}\n"
+        "  addons.kueue: {type: boolean, default: false}\n"
+    )
+    (tmp_path / "Pulumi.x.yaml").write_text(
+        "config:\n  aws:region: us-west-2\n  torchrec-cloud:gpu: {type: t, nodes: {max: 9}}\n  torchrec-cloud:n: 3\n"
+    )
+    values = configuration.read("x", {"tags.extra.team": "ads", "gpu.nodes.desired": 7}, tmp_path).values
+    assert {key: _decoded(text) for key, text in values.items()} == {
+        "aws:region": "us-west-2",
+        "torchrec-cloud:n": "3",
+        "torchrec-cloud:namespace": "training",
+        "torchrec-cloud:gpu": {"type": "t", "nodes": {"min": 0, "desired": 7, "max": 9}},
+        "torchrec-cloud:addons": {"kueue": False},
+        "torchrec-cloud:tags": {"extra": {"team": "ads"}},
+    }
 
 
 def _decoded(text: str) -> object:
