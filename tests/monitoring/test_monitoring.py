@@ -68,7 +68,7 @@ EVERY = every_query()
 def exported() -> dict[str, set[str]]:
     """Series of the trainer's own endpoint after every kind of event, each with its labels."""
     pytest.importorskip("torch", reason="the trainer's own endpoint is asked")
-    from trainer.metrics.reporter import Prometheus
+    from trainer.metrics.prometheus import Prometheus
 
     sink = Prometheus("127.0.0.1", 0, "criteo")
     numbers = {"loss": 0.4, "ne": 0.8, "auc": 0.7, "calibration": 1.0}

@@ -23,10 +23,10 @@ from trainer.config.options import validate
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.main import main
-from trainer.runtime.process_group import Runtime, running
+from trainer.runtime.process_group import Runtime, init_runtime
 from trainer.runtime.quiet import quiet_libraries
 from trainer.sharding.optimizers import schedule_factor
-from trainer.sharding.sharded_model import Job, build_job
+from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.pipeline import Pipeline
 
 quiet_libraries()
@@ -73,7 +73,7 @@ def tiny(changes: Mapping[str, Any] | None = None) -> TrainConfig:
 @contextmanager
 def alone(config: TrainConfig) -> Iterator[Runtime]:
     """A job of one process, this one."""
-    with torch_as_it_was(), running(config.train, {}) as runtime:
+    with torch_as_it_was(), init_runtime(config.train, {}) as runtime:
         yield runtime
 
 
@@ -91,7 +91,7 @@ def torch_as_it_was() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def steps(job: Job, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
+def steps(job: ShardedModel, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
     """Train `count` steps from `start` on; the loss of each over the whole job, exact to the last bit."""
     config, runtime, start = job.config, job.runtime, start or Progress()
     source = open_source(SourceContext(config, "train", runtime.device))
@@ -125,7 +125,7 @@ def config_of(folder: Path | str, changes: Mapping[str, Any] | None = None) -> T
 def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
     """Train in this process, save, and keep the weights and the next losses."""
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         losses = steps(job, count)
         where = checkpointer(job).save(after(config, count))
         weights = full_weights(job)
@@ -136,10 +136,10 @@ def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> lis
     """The losses of a new job in this process."""
     config = tiny(changes)
     with alone(config) as runtime:
-        return steps(build_job(config, runtime), count, total=count)
+        return steps(build_sharded_model(config, runtime), count, total=count)
 
 
-def full_weights(job: Job) -> dict[str, Tensor]:
+def full_weights(job: ShardedModel) -> dict[str, Tensor]:
     """Collective: every weight on every process, tables put together by TorchRec's own metadata of their shards."""
     found: dict[str, Tensor] = {}
     for name, value in job.dmp.state_dict().items():
@@ -161,7 +161,7 @@ def tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.rsplit(".", 2)[-2]: value for name, value in weights.items() if ".embedding_bags." in name}
 
 
-def checkpointer(job: Job) -> Checkpointer:
+def checkpointer(job: ShardedModel) -> Checkpointer:
     """The checkpointer of a job's run."""
     return Checkpointer(job, open_store(job.config.checkpoint.uri, job.config.train.run, job.config.checkpoint))
 
@@ -171,7 +171,7 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
     return sorted(k for k in {*left, *right} if k not in left or k not in right or not torch.equal(left[k], right[k]))
 
 
-def logits(job: Job, count: int) -> Tensor:
+def logits(job: ShardedModel, count: int) -> Tensor:
     """Collective: the sharded model's logits of the evaluation split's first `count` samples, the same everywhere."""
     source = open_source(SourceContext(job.config, "eval", job.runtime.device))
     training = job.dmp.training

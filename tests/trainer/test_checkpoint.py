@@ -32,7 +32,7 @@ from trainer.checkpoint.manager import FORMAT, check_compatible
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.sharding.local_shards import local_shards
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 CLOSE = 3e-6
 
@@ -40,7 +40,7 @@ CLOSE = 3e-6
 def resumed(config: TrainConfig, count: int = 3) -> dict[str, Any]:
     """Resume the newest checkpoint in this process."""
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         store = checkpointer(job)
         newest = store.newest()
         assert newest is not None, "there is no checkpoint"
@@ -80,7 +80,7 @@ DENSE = {
 def test_ten_steps_are_five_and_five_resumed(plan: str, sparse: str, dense: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, PLANS[plan] | DENSE[dense] | {"optim.sparse.optimizer": sparse})
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         losses, weights = steps(job, 10), full_weights(job)
     begun = trained(config)["losses"]
     again = resumed(config, 5)
@@ -174,7 +174,7 @@ def test_split_row_wise_adagrad_is_saved_as_the_mean_weighted_by_columns(tmp_pat
     }
     config = config_of(tmp_path, wide)
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         steps(job, 5)
         shards = [s for s in local_shards(job.dmp, job.optimizers, "rowwise_adagrad") if s.table == "t_cat_1"]
         held = [(s.weight.shape[1], s.states["sum"].clone()) for s in shards]
@@ -201,7 +201,7 @@ def test_a_checkpoint_holds_plain_tensors_by_canonical_names(tmp_path: Path) -> 
 def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"optim.schedule.warmup_steps": 8, "optim.schedule.decay": "constant"})
     with alone(config) as runtime:
-        whole = steps(build_job(config, runtime), 8)
+        whole = steps(build_sharded_model(config, runtime), 8)
     begun = trained(config)["losses"]
     assert begun + resumed(config, 3)["next"] == whole, "a schedule that starts anew would warm up twice"
 

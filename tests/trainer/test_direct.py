@@ -15,7 +15,7 @@ from small_jobs import alone, checkpointer, config_of
 
 from trainer.checkpoint import Progress, files
 from trainer.checkpoint.direct import DirectFile
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 MIB = 1024**2
 LIMITED = """
@@ -164,7 +164,7 @@ def test_a_checkpoint_is_the_same_with_the_page_cache_and_without(
     for name, direct in (("direct", True), ("usual", False)):
         config = config_of(tmp_path / name, {"checkpoint.direct_io": direct})
         with alone(config) as runtime:
-            checkpointer(build_job(config, runtime)).save(Progress(3, 24))
+            checkpointer(build_sharded_model(config, runtime)).save(Progress(3, 24))
         shares = sorted((tmp_path / name).rglob("*.distcp"))
         sums[name] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in shares]
     assert sums["direct"] == sums["usual"] != []

@@ -19,7 +19,7 @@ from trainer.config import TrainConfig
 from trainer.data import Batch, SourceContext, open_source
 from trainer.errors import UserError
 from trainer.export import exported_model as serving
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 COUNT = 64
 # Largest difference of a probability: fp16 keeps 11 bits of a weight, int8 256 steps between a row's ends.
@@ -35,7 +35,7 @@ def trained_logits(folder: Path, changes: dict[str, Any]) -> tuple[TrainConfig, 
     """Train and save the run `given` in this process; what the sharded model says."""
     config = config_of(folder, {"optim.sparse.learning_rate": 0.5} | changes)
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         steps(job, 5)
         checkpointer(job).save(after(config, 5))
         return config, logits(job, COUNT)

@@ -17,7 +17,7 @@ from small_jobs import PLANS, alone, first_steps, tiny
 from trainer.config import leaves
 from trainer.runtime import precision as numerics
 from trainer.sharding.planner import describe_plan
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 HERE = Path(__file__).parent
 SGD, ADAGRAD, ADAM = ({"optim.dense.optimizer": kind} for kind in ("sgd", "adagrad", "adam"))
@@ -72,8 +72,8 @@ AGREE: list[tuple[str, Any, Any]] = [
 
 # Options whose effect another test shows; a test here makes sure that it exists.
 ELSEWHERE = {
-    "optim.sparse.beta1": "test_optim.py::test_adam_for_the_tables_gets_all_its_settings_where_the_kernels_have_it",
-    "optim.sparse.beta2": "test_optim.py::test_adam_for_the_tables_gets_all_its_settings_where_the_kernels_have_it",
+    "optim.sparse.beta1": "test_optimizers.py::test_sparse_adam_uses_all_its_settings",
+    "optim.sparse.beta2": "test_optimizers.py::test_sparse_adam_uses_all_its_settings",
     "sharding.tables": "test_sharding.py::test_each_table_goes_where_its_own_list_says",
     "sharding.kernels": "test_options.py::test_the_kernel_is_one_of_those_allowed",
     "sharding.min_columns": "test_sharding.py::test_column_wise_shards_have_the_smallest_width_allowed",
@@ -81,9 +81,9 @@ ELSEWHERE = {
     "sharding.reserve_fraction": "test_sharding.py::test_the_reserved_share_of_the_memory_counts",
     "sharding.forward_precision": "test_sharding.py::test_a_lower_precision_on_the_wire_trains_nearly_the_same",
     "sharding.backward_precision": "test_sharding.py::test_a_lower_precision_on_the_wire_trains_nearly_the_same",
-    "optim.sparse.update": "test_rowwise.py::test_both_train_the_same_and_auto_says_which_it_takes",
+    "optim.sparse.update": "test_rowwise_adagrad.py::test_both_train_the_same_and_auto_says_which_it_takes",
     "train.fused_interaction": "test_interaction.py::test_the_option_chooses_between_fused_and_plain",
-    "sharding.exchange": "test_exchange.py::test_shared_memory_trains_the_same_to_the_last_bit",
+    "sharding.exchange": "test_shared_memory_all_to_all.py::test_shared_memory_trains_the_same_to_the_last_bit",
     "train.malloc": "test_malloc.py::test_memory_is_kept_or_not_as_asked",
     "train.run": "test_train.py::test_two_runs_do_not_meet",
     "train.eval_batch_size": "test_train.py::test_the_size_of_evaluation_batches_does_not_change_the_numbers",
@@ -109,9 +109,9 @@ ELSEWHERE = {
     "fault.grace_seconds": "faults/test_signals.py::test_a_process_is_gone_when_its_grace_is_over",
     "fault.save_if_older_seconds": "faults/test_signals.py::test_a_save_that_is_young_enough_is_not_made_again",
     "fault.step_timeout_seconds": "faults/test_hangs.py::test_a_process_that_hangs_ends_all_and_its_stack_is_told",
-    "fault.notices": "faults/test_notices.py::test_a_run_saves_and_goes_on_a_notice",
-    "fault.notices_endpoint": "faults/test_notices.py::test_a_run_saves_and_goes_on_a_notice",
-    "fault.notices_poll_seconds": "faults/test_notices.py::test_a_notice_is_heard_once_however_often_it_is_read",
+    "fault.notices": "faults/test_spot_notices.py::test_a_run_saves_and_goes_on_a_notice",
+    "fault.notices_endpoint": "faults/test_spot_notices.py::test_a_run_saves_and_goes_on_a_notice",
+    "fault.notices_poll_seconds": "faults/test_spot_notices.py::test_a_notice_is_heard_once_however_often_it_is_read",
     "checkpoint.keep": "test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
     "checkpoint.resume": "test_checkpoint.py::test_a_resume_that_is_required_needs_a_checkpoint",
     "metrics.log_every": "test_train.py::test_reports_come_every_log_every_steps",
@@ -224,7 +224,7 @@ def test_the_number_of_threads_is_the_one_asked_for() -> None:
 def test_the_kernel_is_one_of_those_allowed(kernel: str) -> None:
     config = tiny({"sharding.kernels": [kernel]})
     with alone(config) as runtime:
-        described = describe_plan(build_job(config, runtime).plan, config)
+        described = describe_plan(build_sharded_model(config, runtime).plan, config)
     assert {table.kernel for table in described} == {kernel}
 
 

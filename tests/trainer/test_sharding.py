@@ -11,7 +11,7 @@ from small_jobs import DIM, PLANS, ROWS, TABLES, alone, full_weights, run_worker
 
 from trainer.errors import UserError
 from trainer.sharding.planner import constraints, describe_plan
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 CLOSE = 3e-6  # sums over another order of samples and shards
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
@@ -38,7 +38,7 @@ def single(changes: dict[str, Any]) -> dict[str, Any]:
     """The same as a worker's record, in this process."""
     config = tiny(changes)
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         start = full_weights(job)
         losses = steps(job, 6)
         return {"plan": describe_plan(job.plan, config), "start": start, "losses": losses, "end": full_weights(job)}
@@ -141,7 +141,7 @@ def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, back
 def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
     config = tiny({option: "bf16"})
     with pytest.raises(UserError, match=rf"{option} is bf16.*legal there: fp32, fp16, int8"), alone(config) as runtime:
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_column_wise_shards_have_the_smallest_width_allowed(columns: int) -> Non
     wide = {"model.embedding_dim": 16, "model.dense_arch": [16]}
     config = tiny(wide | {"sharding.types": ["column_wise"], "sharding.min_columns": columns})
     with alone(config) as runtime:
-        plan = build_job(config, runtime).plan
+        plan = build_sharded_model(config, runtime).plan
     (module_plan,) = plan.plan.values()
     widths = {shard.shard_sizes[1] for p in module_plan.values() for shard in p.sharding_spec.shards}
     assert min(widths) == columns
@@ -204,13 +204,13 @@ def test_column_wise_alone_is_refused_where_the_table_is_too_narrow() -> None:
         pytest.raises(UserError, match=r"embedding_dim is 8 .*at least 128.*--sharding\.min-columns"),
         alone(config) as runtime,
     ):
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
 
 
 def test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help() -> None:
     config = tiny({"sharding.hbm_cap_gib": 1e-6})
     with pytest.raises(UserError) as caught, alone(config) as runtime:
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
     for part in ("no sharding plan fits 1 processes", "sharding.hbm_cap_gib", "--model.num-embeddings-cap"):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -219,16 +219,16 @@ def test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help() -> No
 def test_the_reserved_share_of_the_memory_counts() -> None:
     rows = {"model.num_embeddings": 100_000, "sharding.hbm_cap_gib": 0.03}
     with alone(config := tiny(rows | {"sharding.reserve_fraction": 0.0})) as runtime:
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
     config = tiny(rows | {"sharding.reserve_fraction": 0.9})
     with pytest.raises(UserError, match="90% reserved"), alone(config) as runtime:
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
 
 
 def test_kernels_that_fit_no_allowed_type_are_told() -> None:
     config = tiny({"sharding.types": ["data_parallel"], "sharding.kernels": ["fused"]})
     with pytest.raises(UserError, match=r"sharding\.kernels fused; legal on CPU"), alone(config) as runtime:
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
 
 
 def test_a_batch_that_does_not_divide_is_told_before_anything_is_built() -> None:
@@ -236,4 +236,4 @@ def test_a_batch_that_does_not_divide_is_told_before_anything_is_built() -> None
     with alone(config) as runtime:
         runtime.world_size = 2
         with pytest.raises(UserError, match=r"train\.batch_size is 33, which 2 processes cannot share"):
-            build_job(config, runtime)
+            build_sharded_model(config, runtime)

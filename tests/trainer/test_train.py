@@ -19,7 +19,9 @@ import odd_sources
 import pytest
 from small_jobs import ROOT, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
 
-from trainer.metrics.reporter import SCALARS, JsonLines, Reporter
+from trainer.metrics.json_lines import JsonLines
+from trainer.metrics.reporter import Reporter
+from trainer.metrics.tensorboard import SCALARS
 
 CLOSE = 3e-6
 RESULT = {

@@ -18,7 +18,7 @@ FIRST, SECOND = f"{NAME}-0-x0y", f"{NAME}-1-x1y"
 def served() -> str:
     """What the trainer's own endpoint answers after a report, an evaluation and a save."""
     pytest.importorskip("torch", reason="the trainer's own endpoint is asked")
-    from trainer.metrics.reporter import Prometheus
+    from trainer.metrics.prometheus import Prometheus
 
     sink = Prometheus("127.0.0.1", 0, "criteo")
     try:

@@ -69,9 +69,9 @@ def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[
 def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) -> int:
     config = load_config(rest, environ)
     from trainer.bench import tables
-    from trainer.runtime.process_group import running
+    from trainer.runtime.process_group import init_runtime
 
-    with running(config.train, dict(os.environ)) as runtime:
+    with init_runtime(config.train, dict(os.environ)) as runtime:
         config = config.for_processes(runtime.world_size)
         try:
             config.check_world_size(runtime.world_size)

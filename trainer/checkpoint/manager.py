@@ -19,7 +19,7 @@ from trainer.checkpoint.state import CanonicalState
 from trainer.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from trainer.config import TrainConfig
 from trainer.errors import UserError
-from trainer.sharding.sharded_model import Job
+from trainer.sharding.sharded_model import ShardedModel
 
 FORMAT = 2
 Group = dist.ProcessGroup | None
@@ -41,7 +41,7 @@ class Progress:
 class Checkpointer:
     """Collective: every method is called by all processes."""
 
-    def __init__(self, job: Job, store: CheckpointStore) -> None:
+    def __init__(self, job: ShardedModel, store: CheckpointStore) -> None:
         self._job = job
         self._store = store
 

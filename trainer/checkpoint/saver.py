@@ -15,7 +15,7 @@ from trainer.checkpoint.manager import Checkpointer, Progress, SaveFailedError
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
 from trainer.errors import UserError
-from trainer.runtime.vote import own_group
+from trainer.runtime.vote import new_gloo_group
 
 # Gloo reports a process that died at once; this is for one that writes slowly while the others wait for it.
 _SLOWEST_SAVE = timedelta(hours=2)
@@ -43,7 +43,7 @@ class Saver:
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
-        self._group = own_group(_SLOWEST_SAVE)
+        self._group = new_gloo_group(_SLOWEST_SAVE)
         self._snapshot = Snapshot()
         self._flight: _Flight | None = None
         self._failures = 0
@@ -59,7 +59,7 @@ class Saver:
         return self._flight is not None and self._flight.thread is not None and self._flight.thread.is_alive()
 
     @property
-    def under_way(self) -> bool:
+    def pending(self) -> bool:
         """Whether a save was started whose outcome nobody has asked for; the same on all processes."""
         return self._flight is not None
 
@@ -102,7 +102,7 @@ class Saver:
         self._write(flight, state)
         flight.blocked_seconds = time.monotonic() - began
         if not self._config.asynchronous:
-            self.settle()
+            self.wait()
 
     def _copied(self, state: dict[str, Any]) -> dict[str, Any] | None:
         """The state in memory of its own; None where this process has too little, which then writes at once while the
@@ -119,7 +119,7 @@ class Saver:
             self._warned = True
             return None
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the save under way and report it; raises UserError after checkpoint.max_failures in a row."""
         flight = self._flight
         if flight is None:
@@ -136,19 +136,19 @@ class Saver:
 
     def finish(self, progress: Progress) -> None:
         """Have `progress` saved, whatever is under way; tries up to checkpoint.max_failures times in a row."""
-        self.settle()
+        self.wait()
         while self.saved_step != progress.step:
             if self._failures:
                 time.sleep(min(_FINAL_PAUSE_SECONDS * 2**self._failures, _LONGEST_FINAL_PAUSE_SECONDS))
             self.start(progress)
-            self.settle()
+            self.wait()
 
-    def linger(self, seconds: float) -> None:
+    def wait_briefly(self, seconds: float) -> None:
         """After an error elsewhere: let a save that is nearly through finish, for at most `seconds`."""
         if self._flight is not None and self._flight.thread is not None:
             self._flight.thread.join(seconds)
 
-    def resumed(self, step: int) -> None:
+    def mark_saved(self, step: int) -> None:
         """The state is that of a checkpoint."""
         self.saved_step = step
 

@@ -31,14 +31,14 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from trainer.sharding.local_shards import TableShard, local_shards, sharded_embeddings, sharding_of
-from trainer.sharding.sharded_model import Job
+from trainer.sharding.sharded_model import ShardedModel
 
 
 class CanonicalState:
     """The state of one job as DCP sees it. Made anew for every save or load; tensors are views of the model where
     possible."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ShardedModel) -> None:
         self._job = job
         self._kinds = sharding_of(job.dmp)
         self._shards: dict[str, list[TableShard]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a run reports: quality by TorchRec's metrics, and the sinks that people and dashboards read."""
+"""Metrics of a run: quality by TorchRec's RecMetrics, and the sinks that events go to."""
 
 from trainer.metrics.quality import Quality
 from trainer.metrics.reporter import Reporter

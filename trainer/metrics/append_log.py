@@ -12,7 +12,7 @@ _KEPT_BYTES = 16 * 1024**2
 _log = logging.getLogger("trainer.metrics")
 
 
-class AppendedFile:
+class AppendLog:
     """A file that is only appended to. What a full disk or a lost server refuses stays in memory and goes before what
     comes next, so that no record has a hole; it is told once, and again when all of it is written.
 

@@ -102,11 +102,11 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
     import torch.distributed as dist
 
     from trainer.config import RunConfig
-    from trainer.runtime.process_group import running
+    from trainer.runtime.process_group import init_runtime
 
     config = RunConfig(device=options.device, timeout_seconds=options.timeout_s + _GRACE_SECONDS)
     try:
-        with running(config, dict(os.environ)) as runtime:
+        with init_runtime(config, dict(os.environ)) as runtime:
             failures, result = _judge(options, runtime, doing, log)
             if runtime.is_main:
                 _show(result, failures)

@@ -25,7 +25,7 @@ from trainer.planning.roofline import GIB, Rates, Shard, Work, embedding_bytes, 
 from trainer.runtime.process_group import Runtime
 from trainer.sharding.optimizers import dense_factory
 from trainer.sharding.rowwise_adagrad import use_coalesced_update
-from trainer.sharding.shared_memory_all_to_all import SharedAllToAll, sharing_group
+from trainer.sharding.shared_memory_all_to_all import SharedMemoryAllToAll, create_shared_memory_group
 
 _SECONDS, _WARM, _LEAST, _MOST = 1.0, 2, 5, 200
 _TABLE_BYTES = GIB
@@ -142,7 +142,7 @@ def _exchange_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
     local = config.train.batch_size // world
     # Half of a step's traffic goes forward, half backward.
     columns = max(1, int(work.all_to_all_bytes / 2 / (world - 1) / local / 4))
-    group, _ = sharing_group(config, runtime)
+    group, _ = create_shared_memory_group(config, runtime)
     if group is None:
         source = torch.rand(world * local * columns)
 
@@ -152,7 +152,7 @@ def _exchange_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
             return torch.cat([piece.view(local, columns) for piece in arrived.chunk(world)], dim=1)
 
         return source.numel() * 4 * (world - 1) / world / _seconds(exchange)
-    shared = SharedAllToAll(group, [columns] * world, ())
+    shared = SharedMemoryAllToAll(group, [columns] * world, ())
     sums, gradient = torch.rand(world * local, columns, requires_grad=True), torch.rand(local, world * columns)
 
     def there_and_back() -> None:

@@ -70,9 +70,9 @@ def plan_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         own = [f"--{key.replace('_', '-')}={value}" for key, value in _given(options).items() if key != "nproc"]
         return launch(["--nproc", str(options.nproc), "plan", *own, *rest])
     config = load_config(rest, environ)
-    from trainer.runtime.process_group import running
+    from trainer.runtime.process_group import init_runtime
 
-    with running(config.train, dict(os.environ)) as runtime:
+    with init_runtime(config.train, dict(os.environ)) as runtime:
         found = plan_here(config, options, runtime)
         if runtime.is_main:
             _show(found)

@@ -13,7 +13,7 @@ from trainer.errors import UserError
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
-def native_bf16(device: torch.device) -> bool:
+def has_native_bf16(device: torch.device) -> bool:
     """Whether `device` multiplies bf16 matrices in hardware; without that a CPU is about 50 times slower in bf16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -23,12 +23,12 @@ def native_bf16(device: torch.device) -> bool:
 def choose_precision(wanted: str, device: torch.device) -> tuple[Precision, str]:
     """The precision to use and why. Raises UserError for one that `device` does not have."""
     if wanted == "auto":
-        if native_bf16(device):
+        if has_native_bf16(device):
             return "bf16", "the device multiplies bf16 in hardware"
         return "fp32", "the device has no native bf16"
     if wanted == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError(f"train.precision is tf32, which {device.type} here does not have; legal: auto, fp32, bf16")
-    if wanted == "bf16" and not native_bf16(device):
+    if wanted == "bf16" and not has_native_bf16(device):
         raise UserError(
             "train.precision is bf16, but this device has no native bf16 (about 50 times slower than fp32); "
             "legal: auto, fp32"

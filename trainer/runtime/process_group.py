@@ -20,7 +20,7 @@ from trainer.errors import UserError
 from trainer.runtime.malloc import apply_malloc
 from trainer.runtime.precision import Precision, apply_precision, choose_precision
 from trainer.runtime.preemption import EXIT_RESTART
-from trainer.runtime.rendezvous import own_part
+from trainer.runtime.rendezvous import open_private_store
 
 EXIT_USER_ERROR = 2
 _POLL_SECONDS = 0.5
@@ -71,7 +71,7 @@ class ErrorChannel:
     def report(self, error: UserError) -> None:
         """Tell rank 0, and wait until it has spoken (at most 10 s)."""
         if self._store is None or self._closed.is_set():
-            say_error(error)
+            print_error(error)
             return
         self._store.set("message", str(error))
         if self._rank == 0:
@@ -102,22 +102,22 @@ class ErrorChannel:
         with self._speaking:  # the thread must not end the process while the main thread is about to print
             if not self._spoken:
                 self._spoken = True
-                say_error(message)
+                print_error(message)
                 self._store.set("spoken", "1")
 
 
-def say_error(error: object) -> None:
+def print_error(error: object) -> None:
     """One line for a person on standard error."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def main_process(environ: dict[str, str]) -> bool:
+def is_main_process(environ: dict[str, str]) -> bool:
     """Whether this process is rank 0, known before any process group exists."""
     return environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def running(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
+def init_runtime(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     """Start the process group (NCCL on GPUs, gloo on CPUs; alone without a launcher) and always end it."""
     rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank, local_world = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", str(world_size)))
@@ -207,7 +207,7 @@ def _init_process_group(
             agents = dist.TCPStore(
                 environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False, timeout=timeout
             )
-            store = own_part(agents, rank, world_size, timeout)
+            store = open_private_store(agents, rank, world_size, timeout)
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
             )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 _LOOK_SECONDS = 0.02
 
 
-def own_part(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def open_private_store(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Collective: the part of `store` that only the `world_size` processes of this start use.
 
     Each process but rank 0 calls under a name that nobody else had; rank 0 answers all callers, those of earlier starts

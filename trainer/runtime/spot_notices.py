@@ -169,7 +169,7 @@ def find_cloud(config: FaultConfig) -> Cloud | None:
     return None
 
 
-class NoticeWatch:
+class NoticeWatcher:
     """Calls `heard` once for each notice that is new, from a thread, until closed."""
 
     def __init__(self, config: FaultConfig, heard: Callable[[Notice], None]) -> None:

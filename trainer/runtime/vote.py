@@ -18,7 +18,7 @@ _MEETING = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
-class Votes:
+class Ballot:
     """True where any process said so, in the votes given after `step`."""
 
     step: int = -1
@@ -28,7 +28,7 @@ class Votes:
     writing: bool = False  # this process has not finished the save under way
 
 
-def own_group(timeout: timedelta) -> dist.ProcessGroup:
+def new_gloo_group(timeout: timedelta) -> dist.ProcessGroup:
     """Collective: a gloo group of all processes whose collectives may take `timeout`.
 
     Meeting may take two minutes at most: a machine that is lost just then is noticed by nothing but this limit.
@@ -39,14 +39,14 @@ def own_group(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
-class Agreement:
+class AsyncVote:
     """Collective: one per job, on a gloo group of its own, so that no other collective waits for it."""
 
     def __init__(self, timeout: timedelta) -> None:
-        self._group = own_group(timeout)
+        self._group = new_gloo_group(timeout)
         self._pending: tuple[Tensor, dist.Work] | None = None
 
-    def exchange(self, mine: Votes) -> Votes:
+    def submit(self, mine: Ballot) -> Ballot:
         """Give this process's votes after a step; what all said after the step before."""
         agreed = self._result()
         ballot = torch.tensor([int(v) for v in astuple(mine)], dtype=torch.int64)
@@ -60,11 +60,11 @@ class Agreement:
         self._result()
         self._pending = None
 
-    def _result(self) -> Votes:
+    def _result(self) -> Ballot:
         if self._pending is None:
-            return Votes()
+            return Ballot()
         ballot, work = self._pending
         work.wait()
         step, *rest = ballot.tolist()
-        names = [field.name for field in fields(Votes)][1:]
-        return Votes(step, **{name: bool(value) for name, value in zip(names, rest, strict=True)})
+        names = [field.name for field in fields(Ballot)][1:]
+        return Ballot(step, **{name: bool(value) for name, value in zip(names, rest, strict=True)})

@@ -23,7 +23,7 @@ from trainer.sharding.shared_memory_all_to_all import use_shared_memory
 
 
 @dataclass
-class Job:
+class ShardedModel:
     """A sharded model with its optimizers on this process."""
 
     config: TrainConfig
@@ -31,10 +31,10 @@ class Job:
     plan: ShardingPlan
     dmp: DistributedModelParallel
     optimizers: Optimizers
-    fast: dict[str, str] = field(default_factory=dict)  # what `auto` has come to
+    resolved: dict[str, str] = field(default_factory=dict)  # the choice made for options that are `auto`
 
 
-def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> Job:
+def build_sharded_model(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> ShardedModel:
     """Collective: plan, shard and initialise the model. Raises UserError where the configuration does not fit the
     job."""
     try:
@@ -56,8 +56,8 @@ def build_job(config: TrainConfig, runtime: Runtime, task: nn.Module | None = No
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
-    fast = {
+    resolved = {
         "update": use_coalesced_update(fused_kernels(dmp), config.optim.sparse, runtime.device),
         "exchange": use_shared_memory(pooled_dists(dmp), config, runtime),
     }
-    return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim), fast)
+    return ShardedModel(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim), resolved)

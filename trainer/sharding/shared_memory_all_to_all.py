@@ -45,15 +45,15 @@ def use_shared_memory(dists: Sequence[TwPooledEmbeddingDist], config: TrainConfi
     """
     if runtime.world_size == 1 and config.sharding.exchange == "auto":
         return "none"
-    group, told = sharing_group(config, runtime)
+    group, told = create_shared_memory_group(config, runtime)
     if group is None:
         return told
     for pooled in dists:  # where TorchRec puts its own at the first use
-        pooled._dist = SharedAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
+        pooled._dist = SharedMemoryAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
     return told if dists else "collective: no table is sharded table_wise or column_wise"
 
 
-def sharing_group(config: TrainConfig, runtime: Runtime) -> tuple[dist.ProcessGroup | None, str]:
+def create_shared_memory_group(config: TrainConfig, runtime: Runtime) -> tuple[dist.ProcessGroup | None, str]:
     """Collective: a group for an exchange through shared memory, or None; and what `sharding.exchange` has come to.
 
     Raises UserError as above.
@@ -187,7 +187,7 @@ class _Trip:
     own_gradient: Tensor | None = field(default=None)
 
 
-class SharedAllToAll(nn.Module):
+class SharedMemoryAllToAll(nn.Module):
     """In the place of TorchRec's PooledEmbeddingsAllToAll: (B, D_me) of all samples -> (B_me, D) of all tables."""
 
     def __init__(
@@ -217,7 +217,7 @@ class SharedAllToAll(nn.Module):
 class _Arrival(Awaitable[Tensor]):
     """The promise of a batch's pooled embeddings."""
 
-    def __init__(self, exchange: SharedAllToAll, trip: _Trip, local: Tensor, sent: Tensor) -> None:
+    def __init__(self, exchange: SharedMemoryAllToAll, trip: _Trip, local: Tensor, sent: Tensor) -> None:
         super().__init__()
         self._taken = (sent, local.detach(), exchange, trip)
 
@@ -230,7 +230,7 @@ class _Send(torch.autograd.Function):
     """Forward hands the other processes their samples; backward collects the gradients that they have sent."""
 
     @staticmethod
-    def forward(ctx: Any, local_BD: Tensor, exchange: SharedAllToAll, trip: _Trip) -> Tensor:
+    def forward(ctx: Any, local_BD: Tensor, exchange: SharedMemoryAllToAll, trip: _Trip) -> Tensor:
         """(B, D_me) -> a token that ties this to _Receive."""
         ctx.exchange, ctx.trip = exchange, trip
         columns, samples = local_BD.shape[1], trip.first
@@ -260,7 +260,7 @@ class _Receive(torch.autograd.Function):
     """Forward collects the sums that other processes have sent; backward hands them their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, local_BD: Tensor, exchange: SharedAllToAll, trip: _Trip) -> Tensor:
+    def forward(ctx: Any, _: Tensor, local_BD: Tensor, exchange: SharedMemoryAllToAll, trip: _Trip) -> Tensor:
         """(B, D_me) of this process -> (B_me, D)."""
         ctx.exchange, ctx.trip = exchange, trip
         exchange.forth.wait()

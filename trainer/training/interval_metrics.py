@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.checkpoint import Progress
 from trainer.metrics import Quality, Reporter
-from trainer.sharding.sharded_model import Job
+from trainer.sharding.sharded_model import ShardedModel
 from trainer.training.pipeline import Output
 
 _GIB = 1024**3
@@ -19,7 +19,7 @@ _GIB = 1024**3
 class Clock:
     """Loss, quality and speed between two reports. The device is waited for in `report` alone."""
 
-    def __init__(self, job: Job, reporter: Reporter) -> None:
+    def __init__(self, job: ShardedModel, reporter: Reporter) -> None:
         config = job.config
         self._job, self._reporter = job, reporter
         self._losses: list[Tensor] = []

@@ -21,12 +21,12 @@ from trainer.metrics import Reporter
 from trainer.metrics.reporter import run_folder
 from trainer.runtime.preemption import EXIT_RESTART, Preemption
 from trainer.runtime.process_group import Runtime
-from trainer.runtime.spot_notices import Notice, NoticeWatch
-from trainer.runtime.vote import Agreement, Votes
+from trainer.runtime.spot_notices import Notice, NoticeWatcher
+from trainer.runtime.vote import AsyncVote, Ballot
 from trainer.runtime.watchdog import Watchdog
 from trainer.sharding.optimizers import schedule_factor
 from trainer.sharding.planner import describe_plan
-from trainer.sharding.sharded_model import Job, build_job
+from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.evaluation import evaluate
 from trainer.training.interval_metrics import Clock, memory_gib
 from trainer.training.pipeline import Pipeline
@@ -38,7 +38,7 @@ _LINGER_SECONDS = 10.0
 def train(config: TrainConfig, runtime: Runtime) -> int:
     """Collective: train from where the run is to its end; returns the exit code, 75 where it must go on elsewhere."""
     sources = {split: open_source(SourceContext(config, split, runtime.device)) for split in ("train", "eval")}
-    job = build_job(config, runtime)
+    job = build_sharded_model(config, runtime)
     checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
     passed_over: list[str] = []
     began = time.monotonic()
@@ -49,34 +49,6 @@ def train(config: TrainConfig, runtime: Runtime) -> int:
         _announce(job, start, total_steps, reporter, passed_over, loaded_seconds)
         run = Run(job, sources["train"], sources["eval"], checkpointer, reporter, total_steps, start)
         return run.execute()
-
-
-def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
-    """Collective: held-out quality of the newest checkpoint of a run, as its result event."""
-    source = open_source(SourceContext(config, "eval", runtime.device))
-    job = build_job(config, runtime)
-    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
-    passed_over: list[str] = []
-    progress = checkpointer.resume(passed_over.append)
-    if progress is None:
-        raise UserError(
-            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
-            f"another --train.run"
-        )
-    result = {
-        "run": config.train.run,
-        "state": "evaluated",
-        **evaluate(job, source),
-        "step": progress.step,
-        "position": progress.position,
-        "world_size": runtime.world_size,
-        "checkpoint": checkpointer.location(progress.step),
-    }
-    with Reporter.open(config, runtime.is_main, progress.step) as reporter:
-        for line in passed_over:
-            reporter.event("warning", text=line)
-        reporter.event("result", **result)
-    return result
 
 
 def _resume(config: TrainConfig, checkpointer: Checkpointer, warn: Callable[[str], None]) -> Progress:
@@ -111,7 +83,12 @@ def _total_steps(config: TrainConfig, source: Source, start: Progress) -> int:
 
 
 def _announce(
-    job: Job, start: Progress, total_steps: int, reporter: Reporter, passed_over: list[str], loaded_seconds: float
+    job: ShardedModel,
+    start: Progress,
+    total_steps: int,
+    reporter: Reporter,
+    passed_over: list[str],
+    loaded_seconds: float,
 ) -> None:
     runtime, config = job.runtime, job.config
     reporter.event(
@@ -123,7 +100,7 @@ def _announce(
         precision=runtime.precision,
         because=runtime.precision_reason,
         malloc=runtime.malloc,
-        **job.fast,
+        **job.resolved,
         threads=torch.get_num_threads(),
         batch_size=config.train.batch_size,
         batch_per_process=config.train.batch_size // runtime.world_size,
@@ -140,7 +117,7 @@ def _announce(
 class Leaving(Exception):  # noqa: N818  # not an error: the way out of an evaluation
     """All processes have agreed to stop in the middle of an evaluation."""
 
-    def __init__(self, agreed: Votes) -> None:
+    def __init__(self, agreed: Ballot) -> None:
         super().__init__(agreed)
         self.agreed = agreed
 
@@ -149,7 +126,7 @@ class Leaving(Exception):  # noqa: N818  # not an error: the way out of an evalu
 class Run:
     """A run under way on this process."""
 
-    job: Job
+    job: ShardedModel
     source: Source
     eval_source: Source
     checkpointer: Checkpointer
@@ -162,10 +139,10 @@ class Run:
     def __post_init__(self) -> None:
         config, runtime = self.job.config, self.job.runtime
         self.saver = Saver(self.checkpointer, config.checkpoint, self.reporter.event)
-        self.agreement = Agreement(timedelta(seconds=config.train.timeout_seconds))
+        self.vote = AsyncVote(timedelta(seconds=config.train.timeout_seconds))
         self.preemption = Preemption(config.fault, runtime.rank, runtime.siblings)
         self.watchdog = Watchdog(config.fault.step_timeout_seconds, runtime.rank, runtime.store)
-        self.notices = NoticeWatch(config.fault, self._heard)
+        self.notices = NoticeWatcher(config.fault, self._heard)
         self.wise_to_save = False
 
     def execute(self) -> int:
@@ -173,7 +150,7 @@ class Run:
         config = self.job.config
         first, state = self.progress.step, "complete"
         if first:
-            self.saver.resumed(first)
+            self.saver.mark_saved(first)
         if first >= self.total_steps:
             state = "was already complete: nothing to train (more --train.steps, or another --train.run NAME)"
         elif first and config.train.target_auc is not None and self._reached_target():
@@ -196,7 +173,7 @@ class Run:
             try:
                 state = self._train(clock)
             except BaseException:
-                self.saver.linger(_LINGER_SECONDS)
+                self.saver.wait_briefly(_LINGER_SECONDS)
                 raise
             finally:
                 self.notices.close()
@@ -234,11 +211,11 @@ class Run:
                         return None
                     pipeline.attach()
                     if reached:
-                        self.agreement.close()
+                        self.vote.close()
                         pipeline.detach()
                         clock.report(self.progress)
                         return f"complete: reached train.target_auc {config.train.target_auc}"
-        self.agreement.close()
+        self.vote.close()
         pipeline.detach()
         clock.report(self.progress)
         return "complete"
@@ -251,19 +228,19 @@ class Run:
         self.progress = Progress(step + 1, self.progress.position + config.train.batch_size)
         self.evaluated = None
         clock.stepped(output, factor)
-        self.reporter.tick(self.progress.step)
+        self.reporter.set_step(self.progress.step)
         if self.progress.step % config.metrics.log_every == 0:
             clock.report(self.progress)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0 and self.progress.step < self.total_steps
 
-    def _agree(self) -> Votes:
+    def _agree(self) -> Ballot:
         """Collective: what all processes said after the step before this one."""
         saver, fault, main = self.saver, self.job.config.fault, self.job.runtime.is_main
         wise, self.wise_to_save = self.wise_to_save, False
-        return self.agreement.exchange(
-            Votes(
+        return self.vote.submit(
+            Ballot(
                 step=self.progress.step,
                 stop=self.preemption.requested,
                 save_first=main and saver.age_seconds > fault.save_if_older_seconds,
@@ -280,33 +257,33 @@ class Run:
         if agreed.stop:
             raise Leaving(agreed)
 
-    def _by_clock(self, agreed: Votes) -> bool:
-        """Whether a save is due for another reason than the steps. Votes given before the last save began know nothing
+    def _by_clock(self, agreed: Ballot) -> bool:
+        """Whether a save is due for another reason than the steps. Ballot given before the last save began know nothing
         of it."""
         return agreed.due and agreed.step > self.saver.started_step
 
-    def _save_where_due(self, agreed: Votes, clock: Clock) -> None:
+    def _save_where_due(self, agreed: Ballot, clock: Clock) -> None:
         """Take in a save that has ended everywhere; begin one by steps or by the clock, unless one is under way."""
-        if self.saver.under_way and agreed.step >= self.saver.started_step and not agreed.writing:
-            self.saver.settle()
+        if self.saver.pending and agreed.step >= self.saver.started_step and not agreed.writing:
+            self.saver.wait()
         self.waiting_for_save |= self._due(self.job.config.checkpoint.every_steps) or self._by_clock(agreed)
-        if self.waiting_for_save and not self.saver.under_way and self.progress.step < self.total_steps:
+        if self.waiting_for_save and not self.saver.pending and self.progress.step < self.total_steps:
             self.waiting_for_save = False
             self.watchdog.rest()
             with clock.paused():
                 self.saver.start(self.progress)
 
-    def _stop(self, agreed: Votes) -> None:
+    def _stop(self, agreed: Ballot) -> None:
         """All processes stop after this step: save first where that is worth it, or just go."""
         self.watchdog.rest()
         self.preemption.stopping()
-        self.agreement.close()
+        self.vote.close()
         before = self.saver.saved_step
         try:
-            self.saver.settle()
+            self.saver.wait()
             if agreed.save_first and self.saver.saved_step != self.progress.step:
                 self.saver.start(self.progress)
-                self.saver.settle()
+                self.saver.wait()
         except UserError as error:  # too late for another try; what counts now is to say so and go
             self.reporter.event("checkpoint_failed", step=self.progress.step, error=str(error))
         self.reporter.event(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from trainer.data import Batch
-from trainer.sharding.sharded_model import Job
+from trainer.sharding.sharded_model import ShardedModel
 
 Output = tuple[Tensor, Tensor, Tensor, Tensor | None]  # loss (), logits (B), labels (B), weights (B) or None
 
@@ -20,7 +20,7 @@ class Pipeline:
     pipeline may use it; `attach` goes on with the batches that were ahead.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ShardedModel) -> None:
         self._job = job
         kind = job.config.train.pipeline
         self._sparse: TrainPipelineSparseDist[Batch, Output] | None = None

@@ -18,7 +18,7 @@ from trainer.checkpoint.checksums import BLOCK_BYTES, FileChecksums
 from trainer.checkpoint.manager import milestones
 from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 BY_STEPS = {"checkpoint.every_minutes": 0, "metrics.log_every": 1}
 
@@ -37,14 +37,14 @@ def complete(folder: Path) -> list[int]:
 def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         steps(job, 5)
         expected = full_weights(job)
         saver = Saver(checkpointer(job), config.checkpoint, lambda *_, **__: None)
         saver.start(after(config, 5))
         steps(job, 5, after(config, 5))  # changes the weights while the save is under way or before it began to write
-        saver.settle()
-        other = build_job(config, runtime)
+        saver.wait()
+        other = build_sharded_model(config, runtime)
         assert checkpointer(other).restore(5) == after(config, 5)
         assert same(full_weights(other), expected) == [], "weights of a later step are in the checkpoint"
 
@@ -150,12 +150,12 @@ def test_a_failed_save_is_due_again_before_the_interval_is_over(
     module = sys.modules[Saver.__module__]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with alone(config) as runtime:
-        store = checkpointer(build_job(config, runtime))
+        store = checkpointer(build_sharded_model(config, runtime))
         monkeypatch.setattr(store, "write", lambda *_: (_ for _ in ()).throw(module.SaveFailedError("no")))
         saver = Saver(store, CheckpointConfig(every_minutes=30), lambda *_, **__: None)
         assert not saver.due
         saver.start(Progress(1, 48))
-        saver.settle()
+        saver.wait()
         assert not saver.due, "at once it would fail again"
         now[0] += 61
         assert saver.due, "a save that failed must not wait for half an hour"

@@ -12,8 +12,8 @@ from typing import Any
 from small_jobs import PLANS, SCHEDULE, checkpointer, steps, tiny
 
 from trainer.checkpoint import Checkpointer, Progress, open_store
-from trainer.runtime.process_group import Runtime, running
-from trainer.sharding.sharded_model import Job, build_job
+from trainer.runtime.process_group import Runtime, init_runtime
+from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 
 WORLDS = (1, 2, 3, 4)
 DONE = Progress(3, 3 * 48)
@@ -30,7 +30,7 @@ def trips(to_world: int) -> Iterator[tuple[int, str, str]]:
 def main(argv: list[str]) -> int:
     """See above; 0."""
     act = {"save": save, "load": load}[argv[0]]
-    with running(tiny().train, dict(os.environ)) as runtime:
+    with init_runtime(tiny().train, dict(os.environ)) as runtime:
         act(Path(argv[1]), runtime)
     return 0
 
@@ -51,5 +51,5 @@ def load(folder: Path, runtime: Runtime) -> None:
         Checkpointer(job, open_store(again, "a")).save(found)
 
 
-def job_of(folder: Path, plan: dict[str, Any], runtime: Runtime) -> Job:
-    return build_job(tiny(SCHEDULE | plan | {"train.run": "a", "checkpoint.uri": str(folder)}), runtime)
+def job_of(folder: Path, plan: dict[str, Any], runtime: Runtime) -> ShardedModel:
+    return build_sharded_model(tiny(SCHEDULE | plan | {"train.run": "a", "checkpoint.uri": str(folder)}), runtime)

@@ -15,8 +15,8 @@ import torch
 from small_jobs import PLANS, SCHEDULE, checkpointer, full_weights, logits, steps, tiny
 
 from trainer.checkpoint import Progress
-from trainer.runtime.process_group import Runtime, running
-from trainer.sharding.sharded_model import Job, build_job
+from trainer.runtime.process_group import Runtime, init_runtime
+from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 
 # Every dense and every sparse optimizer once, and every plan.
 EXACT: dict[str, dict[str, Any]] = {
@@ -31,12 +31,12 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
-def new_job(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> Job:
+def new_job(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> ShardedModel:
     """A job of the run `run` with its checkpoints under `uri`."""
-    return build_job(tiny(SCHEDULE | changes | {"train.run": run, "checkpoint.uri": str(uri)}), runtime)
+    return build_sharded_model(tiny(SCHEDULE | changes | {"train.run": run, "checkpoint.uri": str(uri)}), runtime)
 
 
-def restored(job: Job) -> Progress:
+def restored(job: ShardedModel) -> Progress:
     """Resume the newest checkpoint of the job's run."""
     store = checkpointer(job)
     newest = store.newest()
@@ -90,7 +90,7 @@ def round_trip(run: str, uri: Path, runtime: Runtime) -> dict[str, Any]:
 def main() -> None:
     """All scenarios, one after another in one job."""
     results, mode, given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    with running(tiny().train, dict(os.environ)) as runtime:
+    with init_runtime(tiny().train, dict(os.environ)) as runtime:
 
         def keep(name: str, result: dict[str, Any]) -> None:
             if runtime.is_main:

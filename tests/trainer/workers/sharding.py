@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from small_jobs import PLANS, full_weights, steps, tiny
 
-from trainer.runtime.process_group import Runtime, running
+from trainer.runtime.process_group import Runtime, init_runtime
 from trainer.sharding.planner import describe_plan
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 WIRES = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward
@@ -21,7 +21,7 @@ WIRES = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward
 def record(name: str, changes: dict[str, Any], runtime: Runtime, results: Path) -> None:
     """Build a job, train six steps, keep what it was and became."""
     config = tiny(changes)
-    job = build_job(config, runtime)
+    job = build_sharded_model(config, runtime)
     plan = describe_plan(job.plan, config)
     start = full_weights(job)
     losses = steps(job, 6)
@@ -33,7 +33,7 @@ def record(name: str, changes: dict[str, Any], runtime: Runtime, results: Path) 
 def main() -> None:
     """All scenarios, one after another in one job."""
     results = Path(sys.argv[1])
-    with running(tiny().train, dict(os.environ)) as runtime:
+    with init_runtime(tiny().train, dict(os.environ)) as runtime:
         for plan, changes in PLANS.items():
             for optimizer in OPTIMIZERS:
                 record(f"{plan}-{optimizer}", changes | {"optim.sparse.optimizer": optimizer}, runtime, results)

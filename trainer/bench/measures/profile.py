@@ -15,7 +15,7 @@ from trainer.bench.progress import progress
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.runtime.process_group import Runtime
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 from trainer.storage.atomic_write import atomic_replace
 from trainer.training.pipeline import Pipeline
 
@@ -32,7 +32,7 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     """
     trace = Path(options.trace)
     _writable(trace, runtime)
-    job = build_job(config, runtime)
+    job = build_sharded_model(config, runtime)
     job.dmp.train()
     # Finite: a collective of a batch ahead, still under way when the profiler stops, would end in freed memory.
     pipeline, stream = Pipeline(job), islice(cached_batches(config, runtime), options.warmup + options.steps)

@@ -19,9 +19,9 @@ from trainer.config.options import validate
 from trainer.data import Batch, KnowsBestAuc, SourceContext, open_source
 from trainer.data.auc import area_under_curve
 from trainer.data.loader import eval_batches, eval_size, train_batches
-from trainer.runtime.precision import native_bf16
+from trainer.runtime.precision import has_native_bf16
 from trainer.runtime.process_group import Runtime
-from trainer.sharding.sharded_model import Job, build_job
+from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def modes(runtime: Runtime) -> list[Mode]:
             # TorchRec has no int8 for the sums of row-wise shards.
             changes = {"forward_precision": wire, "backward_precision": wire, "types": ("table_wise",)}
             found.append(Mode(f"fp32, {wire} on the wire", False, {"sharding": changes}))
-    if native_bf16(runtime.device):
+    if has_native_bf16(runtime.device):
         found.append(Mode("bf16 ours", False, {}, "bf16"))
     return found
 
@@ -105,7 +105,7 @@ def _changed(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> TrainCo
 def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance: Callable[[], None]) -> float:
     """Collective: held-out AUC of a new model after `steps` steps."""
     runtime.precision = mode.precision  # type: ignore[assignment]  # one of those that the device has
-    job = build_stock(config, runtime) if mode.stock else build_job(config, runtime)
+    job = build_stock(config, runtime) if mode.stock else build_sharded_model(config, runtime)
     job.dmp.train()
     source = open_source(SourceContext(config, "train", runtime.device))
     ranks = (runtime.rank, runtime.world_size, runtime.device)
@@ -124,19 +124,19 @@ def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance:
     return _held_out(job, runtime, _logits_of_stock if mode.stock else _logits_of_ours)
 
 
-def _logits_of_stock(job: Job, batch: Batch) -> Tensor:
+def _logits_of_stock(job: ShardedModel, batch: Batch) -> Tensor:
     _, (_, logits_B, _) = job.dmp(stock_batch(batch))
     found: Tensor = logits_B
     return found
 
 
-def _logits_of_ours(job: Job, batch: Batch) -> Tensor:
+def _logits_of_ours(job: ShardedModel, batch: Batch) -> Tensor:
     _, (_, logits_B, _, _) = job.dmp(batch)
     found: Tensor = logits_B
     return found
 
 
-def _held_out(job: Job, runtime: Runtime, logits_of: Callable[[Job, Batch], Tensor]) -> float:
+def _held_out(job: ShardedModel, runtime: Runtime, logits_of: Callable[[ShardedModel, Batch], Tensor]) -> float:
     """Collective: AUC of all evaluation samples, the same on every process."""
     source = open_source(SourceContext(job.config, "eval", runtime.device))
     count = eval_size(source, job.config)

@@ -19,8 +19,8 @@ from trainer.config import TrainConfig
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.runtime.process_group import Runtime
-from trainer.runtime.vote import Agreement, Votes
-from trainer.sharding.sharded_model import build_job
+from trainer.runtime.vote import AsyncVote, Ballot
+from trainer.sharding.sharded_model import build_sharded_model
 from trainer.training.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Bench:
         ranks = (runtime.rank, runtime.world_size, runtime.device)
         self._batches = itertools.cycle(list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks)))
         self._config, self._runtime = config, runtime
-        self._job = build_job(config, runtime)
+        self._job = build_sharded_model(config, runtime)
         self._job.dmp.train()
         self._pipeline = Pipeline(self._job)
         self._run = f"{config.train.run}-bench"[:42]
@@ -45,7 +45,7 @@ class _Bench:
         self.checkpointer = Checkpointer(self._job, self._store)
         self.events: list[dict[str, Any]] = []
         self.saver = Saver(self.checkpointer, config.checkpoint, lambda _, **fields: self.events.append(fields))
-        self._agreement = Agreement(timedelta(seconds=config.train.timeout_seconds))
+        self._vote = AsyncVote(timedelta(seconds=config.train.timeout_seconds))
         self._step = 0
         self.shares: list[float | None] = []  # of each block with a save: what the save adds to its steps
 
@@ -59,16 +59,16 @@ class _Bench:
             self._step += 1
             during = self.saver.busy
             self._pipeline.progress(self._batches)
-            self._agreement.exchange(Votes(self._step, writing=self.saver.busy))
+            self._vote.submit(Ballot(self._step, writing=self.saver.busy))
             if with_save and number == 0:
                 self.saver.start(self.progress)
                 during = True
             last, ended = ended, time.perf_counter()
             (steps_during if during else steps_after).append(ended - last)
         if with_save:
-            self.saver.settle()
+            self.saver.wait()
             self.shares.append(share_of_save(steps_during, steps_after))
-        self._agreement.close()
+        self._vote.close()
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
         dist.barrier()

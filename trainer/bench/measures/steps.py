@@ -21,7 +21,7 @@ from trainer.config import TrainConfig
 from trainer.data import Batch, SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.runtime.process_group import Runtime
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 from trainer.training.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def cached_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
 
 def ours(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Measured:
     """Collective: the step of `python -m trainer`."""
-    job = build_job(config, runtime)
+    job = build_sharded_model(config, runtime)
     job.dmp.train()
-    facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.fast}}
+    facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.resolved}}
     return _timed(Pipeline(job).progress, batches, runtime), facts
 
 

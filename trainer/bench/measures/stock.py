@@ -23,10 +23,10 @@ from trainer.model.dlrm import table_configs
 from trainer.runtime.process_group import Runtime
 from trainer.sharding.local_shards import initialize_tables, replicated_parameters
 from trainer.sharding.optimizers import Optimizers, fused_params
-from trainer.sharding.sharded_model import Job
+from trainer.sharding.sharded_model import ShardedModel
 
 
-def build_stock(config: TrainConfig, runtime: Runtime) -> Job:
+def build_stock(config: TrainConfig, runtime: Runtime) -> ShardedModel:
     """Collective: the stock model, planned, sharded and initialised the way TorchRec's examples do."""
     pooling = PoolingType.SUM if config.model.pooling == "sum" else PoolingType.MEAN
     tables = table_configs(config, config.rows_per_table, pooling)
@@ -61,7 +61,7 @@ def build_stock(config: TrainConfig, runtime: Runtime) -> Job:
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)
-    return Job(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim))
+    return ShardedModel(config, runtime, plan, dmp, Optimizers(dmp, replicated_parameters(dmp), config.optim))
 
 
 def stock_batch(batch: Batch) -> StockBatch:

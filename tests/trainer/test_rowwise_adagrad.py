@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.errors import UserError
 from trainer.sharding.rowwise_adagrad import CoalescedUpdate
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 ROWS, DIM, SAMPLES = (7, 300, 40), 8, 33
 EPS = 1e-3
@@ -106,4 +106,4 @@ def update_of(changes: dict[str, Any]) -> str:
     """What a job with these changes says of it."""
     config = tiny(changes)
     with alone(config) as runtime:
-        return build_job(config, runtime).fast["update"]
+        return build_sharded_model(config, runtime).resolved["update"]

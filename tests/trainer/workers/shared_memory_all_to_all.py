@@ -10,29 +10,29 @@ import torch
 from small_jobs import PLANS, full_weights, logits, steps, tiny
 
 from trainer.errors import UserError
-from trainer.runtime.process_group import running
-from trainer.sharding.sharded_model import build_job
+from trainer.runtime.process_group import init_runtime
+from trainer.sharding.sharded_model import build_sharded_model
 
 
 def main() -> None:
     """All scenarios, one after another in one job."""
     results = Path(sys.argv[1])
-    with running(tiny().train, dict(os.environ)) as runtime:
+    with init_runtime(tiny().train, dict(os.environ)) as runtime:
         for plan in ("table_wise", "column_wise", "mixed"):
             for exchange in ("collective", "shared_memory", "auto"):
                 several = {"data.ids_per_feature": 2}
                 config = tiny(PLANS[plan] | several | {"sharding.exchange": exchange})
-                job = build_job(config, runtime)
+                job = build_sharded_model(config, runtime)
                 losses = steps(job, 5)
                 held_out = logits(job, 48 * 7)  # more samples than there was room for
                 losses += steps(job, 5)
-                found = {"fast": job.fast, "losses": losses, "logits": held_out, "end": full_weights(job)}
+                found = {"fast": job.resolved, "losses": losses, "logits": held_out, "end": full_weights(job)}
                 if runtime.is_main:
                     torch.save(found, results / f"{plan}-{exchange}.pt")
         for exchange in ("auto", "shared_memory"):
             quantised = {"sharding.forward_precision": "fp16", "sharding.exchange": exchange}
             try:
-                told = build_job(tiny(PLANS["table_wise"] | quantised), runtime).fast["exchange"]
+                told = build_sharded_model(tiny(PLANS["table_wise"] | quantised), runtime).resolved["exchange"]
             except UserError as error:
                 told = str(error)
             if runtime.is_main:

@@ -10,13 +10,13 @@ import torch
 from small_jobs import alone, run_workers, same, tiny
 
 from trainer.errors import UserError
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of workers/exchange.py; three processes divide gradients by a number that is no power of two."""
-    return run_workers("exchange", request.param, tmp_path_factory.mktemp("exchange"))
+    return run_workers("shared_memory_all_to_all", request.param, tmp_path_factory.mktemp("all-to-all"))
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def test_fewer_bits_on_the_wire_need_the_collective_and_say_so(trained: Path) ->
 def test_one_process_has_nobody_to_share_with() -> None:
     config = tiny()
     with alone(config) as runtime:
-        assert build_job(config, runtime).fast["exchange"] == "none"
+        assert build_sharded_model(config, runtime).resolved["exchange"] == "none"
     asked = tiny({"sharding.exchange": "shared_memory"})
     with (
         pytest.raises(UserError, match=r"sharding\.exchange is shared_memory, but there is one process; legal here"),
         alone(asked) as runtime,
     ):
-        build_job(asked, runtime)
+        build_sharded_model(asked, runtime)

@@ -12,8 +12,8 @@ import pytest
 from small_jobs import environment, tiny_tree, trainer
 
 from trainer.metrics import append_log as appended
-from trainer.metrics.append_log import AppendedFile
-from trainer.metrics.reporter import JsonLines
+from trainer.metrics.append_log import AppendLog
+from trainer.metrics.json_lines import JsonLines
 
 FULL = Path("/dev/full")  # the kernel's own full disk
 #: Lines beyond the size that the kernel allows at first; the limit goes in the middle of a line.
@@ -75,7 +75,7 @@ def test_whole_records_are_dropped_beyond_the_memory_for_them_and_counted(
             raise OSError(28, "No space left on device")
         return write(descriptor, data)
 
-    file = AppendedFile(tmp_path / "x")
+    file = AppendLog(tmp_path / "x")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "trainer.metrics"):
         patch.setattr(appended.os, "write", sometimes)
         for record in (b"first\n", b"second\n", b"3\n"):
@@ -92,7 +92,7 @@ def test_what_was_dropped_is_told_where_there_is_never_room(
 ) -> None:
     monkeypatch.setattr(appended, "_KEPT_BYTES", 10)
     (tmp_path / "x").symlink_to(FULL)
-    file = AppendedFile(tmp_path / "x")
+    file = AppendLog(tmp_path / "x")
     for record in (b"first\n", b"second\n", b"third\n"):
         file.write(record)
     with caplog.at_level(logging.WARNING, "trainer.metrics"):

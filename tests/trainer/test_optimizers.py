@@ -15,7 +15,7 @@ from trainer.data import SourceContext, open_source
 from trainer.errors import UserError
 from trainer.model.dlrm import Dlrm
 from trainer.sharding.optimizers import fused_params, schedule_factor
-from trainer.sharding.sharded_model import build_job
+from trainer.sharding.sharded_model import build_sharded_model
 
 RATE, EPS = 0.3, 1e-3
 
@@ -54,7 +54,7 @@ def test_a_decay_that_starts_after_the_end_of_the_run_never_divides_by_zero() ->
 @pytest.mark.parametrize("dense", ["sgd", "adagrad", "adam", "adamw"])
 def test_a_factor_of_zero_stops_every_weight(plan: str, dense: str) -> None:
     with alone(config := tiny(PLANS[plan] | {"optim.dense.optimizer": dense})) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         before = full_weights(job)
         steps(job, 1)
         assert any(not torch.equal(before[k], v) for k, v in full_weights(job).items()), "it did not train at all"
@@ -95,7 +95,7 @@ def test_a_job_trains_like_the_plain_model_by_the_textbook(plan: str, optimizer:
     }
     config = tiny(PLANS[plan] | changes)
     with alone(config) as runtime:
-        job = build_job(config, runtime)
+        job = build_sharded_model(config, runtime)
         plain = Dlrm(config, "fp32", torch.device("cpu"))
         names = dict(plain.named_parameters())
         plain.load_state_dict({k.removeprefix("model."): v for k, v in unwrapped(full_weights(job)).items()})
@@ -131,7 +131,7 @@ def test_clipping_bounds_the_norm_of_the_dense_gradient_and_leaves_the_tables_al
     for clip in (None, 1e-3):
         config = tiny(base | {"optim.dense.clip_norm": clip})
         with alone(config) as runtime:
-            job = build_job(config, runtime)
+            job = build_sharded_model(config, runtime)
             before = full_weights(job)
             steps(job, 1)
             after_ = full_weights(job)
@@ -156,10 +156,10 @@ def test_adam_for_the_tables_is_refused_on_cpu() -> None:
         pytest.raises(UserError, match=r"optim\.sparse\.optimizer is adam.*legal here: sgd, adagrad, rowwise_adagrad"),
         alone(config) as runtime,
     ):
-        build_job(config, runtime)
+        build_sharded_model(config, runtime)
 
 
-def test_adam_for_the_tables_gets_all_its_settings_where_the_kernels_have_it() -> None:
+def test_sparse_adam_uses_all_its_settings() -> None:
     config = SparseOptimConfig(optimizer="adam", learning_rate=0.25, eps=1e-3, beta1=0.5, beta2=0.75)
     params = fused_params(config, torch.device("cuda"))
     assert {k: v for k, v in params.items() if k != "optimizer"} == {

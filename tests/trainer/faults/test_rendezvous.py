@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trainer.runtime.rendezvous import own_part
+from trainer.runtime.rendezvous import open_private_store
 
 LIMIT = timedelta(seconds=20)
 
@@ -33,7 +33,7 @@ def meet(port: int, delays: dict[int, float], start: str) -> list[str]:
 
     def process(rank: int) -> None:
         time.sleep(delays[rank])
-        mine = own_part(client(port), rank, len(delays), LIMIT)
+        mine = open_private_store(client(port), rank, len(delays), LIMIT)
         if rank == 0:
             mine.set("address", start)
         mine.wait(["address"], LIMIT)
@@ -60,4 +60,4 @@ def test_what_a_killed_start_left_half_said_is_heard_by_nobody(port: int) -> Non
 
 def test_a_process_that_never_comes_is_named_in_time(port: int) -> None:
     with pytest.raises(dist.DistStoreError, match=r"ranks \[1, 2\]"):
-        own_part(client(port), 0, 3, timedelta(seconds=0.2))
+        open_private_store(client(port), 0, 3, timedelta(seconds=0.2))

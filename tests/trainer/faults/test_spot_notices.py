@@ -11,7 +11,7 @@ from machines import Machines
 from metadata import MetadataServer
 
 from trainer.config import FaultConfig
-from trainer.runtime.spot_notices import Notice, NoticeWatch, find_cloud
+from trainer.runtime.spot_notices import Notice, NoticeWatcher, find_cloud
 
 PREEMPT = {"EventType": "Preempt", "Resources": ["gpu_2", "gpu_3"], "NotBefore": "Mon, 19 Nov 2030 18:29:47 GMT"}
 GOES: dict[str, tuple[Any, str]] = {
@@ -85,7 +85,7 @@ def test_an_expired_token_is_renewed() -> None:
 def test_a_server_that_refuses_is_asked_on_and_told_once(ill: str, caplog: pytest.LogCaptureFixture) -> None:
     heard: queue.Queue[Notice] = queue.Queue()
     with MetadataServer("gcp", "preempted", ill=ill) as server:
-        watch = NoticeWatch(config(server, "gcp"), heard.put)
+        watch = NoticeWatcher(config(server, "gcp"), heard.put)
         with caplog.at_level(logging.WARNING):
             watch.start()
             while len(server.requests) < (1 if ill == "slow" else 5):
@@ -100,7 +100,7 @@ def test_a_server_that_refuses_is_asked_on_and_told_once(ill: str, caplog: pytes
 def test_a_notice_is_heard_once_however_often_it_is_read() -> None:
     heard: queue.Queue[Notice] = queue.Queue()
     with MetadataServer("gcp", "preempted") as server:
-        watch = NoticeWatch(config(server, "gcp"), heard.put)
+        watch = NoticeWatcher(config(server, "gcp"), heard.put)
         watch.start()
         heard.get(timeout=30)
         seen = len(server.requests)
