@@ -1,4 +1,4 @@
-"""The clouds this project can provision: one folder each, found by looking, imported only when chosen."""
+"""The clouds that this project can provision: one folder each, discovered at run time, imported only when chosen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -14,68 +15,78 @@ if TYPE_CHECKING:
     from infra.config.settings import StackSettings
     from infra.contract import Cluster, Credentials, Provision, Serve, TrainingService
     from infra.findings.model import CloudDoctor
+    from infra.policy_facts import CloudPolicy
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """One cloud: its name and its settings; the SDK is imported by `provision`, not before."""
+    """One cloud: its name and its settings class. Its other modules, and its SDK, are imported on first use."""
 
     name: str
     settings: type[StackSettings]
 
     def provision(self, name: str, settings: StackSettings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-        """Register the cluster that `settings` describe."""
-        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
-        module = importlib.import_module(f"{__name__}.{self.name}.provision")
-        return cast("Provision[StackSettings]", module.provision)(name, settings, opts)
+        """Register the resources of the cluster that `settings` describe."""
+        self._check(settings)
+        return cast("Provision[StackSettings]", self._module("provision").provision)(name, settings, opts)
 
     def serve(self, name: str, settings: StackSettings, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
-        """Register the cloud's own training service, where `settings.service` names it."""
-        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
-        module = importlib.import_module(f"{__name__}.{self.name}.service")
-        return cast("Serve[StackSettings]", module.serve)(name, settings, opts)
+        """Register the resources of the cloud's own training service, which `settings.service` names."""
+        self._check(settings)
+        return cast("Serve[StackSettings]", self._module("service").serve)(name, settings, opts)
 
     def account(self, settings: StackSettings) -> pulumi.Input[str]:
-        """Whose resources the credentials in use reach; a plain text where nobody needs to be asked."""
-        assert isinstance(settings, self.settings), f"{type(settings).__name__} is not {self.name}'s"
-        return cast("Credentials", self._credentials).account(settings)
+        """Return the account that the credentials belong to; a plain string where no API call is needed."""
+        self._check(settings)
+        return self._credentials.account(settings)
 
     @property
     def asks_for_account(self) -> bool:
-        """Whether `account` asks the cloud, which only a running program can."""
-        return cast("Credentials", self._credentials).ASKS
+        """Return whether `account` calls the cloud, which works only inside a Pulumi program."""
+        return self._credentials.ASKS
 
     @property
     def login(self) -> str:
-        """The command that renews the credentials."""
-        return cast("Credentials", self._credentials).LOGIN
+        """Return the command that renews the credentials."""
+        return self._credentials.LOGIN
 
     def refuses(self, message: str) -> bool:
-        """Whether a provider's message says that the credentials are missing or have expired."""
-        return any(text in message for text in cast("Credentials", self._credentials).REFUSED)
+        """Return whether a provider's message means that the credentials are missing or have expired."""
+        return any(text in message for text in self._credentials.REFUSED)
 
     @property
     def doctor(self) -> CloudDoctor | None:
-        """What looks at the account before anything is made there; None for a cloud that has no such file."""
-        name = f"{__name__}.{self.name}.doctor"
-        return cast("CloudDoctor", importlib.import_module(name)) if importlib.util.find_spec(name) else None
+        """Return the checks of the account that run before `up`, None for a cloud without a `doctor.py`."""
+        has_doctor = importlib.util.find_spec(f"{__name__}.{self.name}.doctor")
+        return cast("CloudDoctor", self._module("doctor")) if has_doctor else None
 
     @property
-    def _credentials(self) -> object:
-        return importlib.import_module(f"{__name__}.{self.name}.credentials")
+    def policy(self) -> CloudPolicy:
+        """Return what the policy pack must know about this cloud's resource types."""
+        return cast("CloudPolicy", self._module("policy").POLICY)
+
+    @property
+    def _credentials(self) -> Credentials:
+        return cast("Credentials", self._module("credentials"))
+
+    def _module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"{__name__}.{self.name}.{name}")
+
+    def _check(self, settings: StackSettings) -> None:
+        assert isinstance(settings, self.settings), f"settings of another cloud than {self.name}: {type(settings)}"
 
 
 def available() -> tuple[str, ...]:
-    """Names of the clouds, which are the names of the folders here that have a `settings.py`."""
+    """Return the names of the clouds: the names of their folders."""
     return tuple(sorted(folder.name for folder in folders()))
 
 
 def folders() -> list[Path]:
-    """The folder of each cloud."""
+    """Return the folder of each cloud: each folder in this package that has a `settings.py`."""
     return [folder for root in __path__ for folder in Path(root).iterdir() if (folder / "settings.py").is_file()]
 
 
 def load(cloud: str) -> Cloud:
-    """The chosen cloud; nothing of another one is imported."""
+    """Return the chosen cloud without importing any other."""
     module = importlib.import_module(f"{__name__}.{cloud}.settings")
     return Cloud(cloud, cast("type[StackSettings]", module.Settings))

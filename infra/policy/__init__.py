@@ -1,1 +1,1 @@
-"""The promises of this project as a policy pack: they hold for whatever is added to a stack, by whomever."""
+"""A Pulumi policy pack that enforces this project's promises on every resource of a stack."""

@@ -1,1 +1,1 @@
-"""One rule a file: what it looks at, what it refuses, what may be configured."""
+"""One rule per file: what it checks, what it rejects and its options."""

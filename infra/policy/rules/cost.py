@@ -1,4 +1,4 @@
-"""A ceiling on what a stack's nodes may cost an hour, counted from the resources and not from the settings."""
+"""Rule cost-ceiling: limits the hourly cost of a stack's nodes, counted from its resources, not from its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from functools import cache
 from typing import Any
 
 from infra import catalog, clouds
-from infra.policy.reading import Config, Props, Resource, dicts, listed, stack_rule
+from infra.policy import facts
+from infra.policy.rule import Config, stack_rule
+from infra.policy_facts import NodePool, Resource
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "maxUsdPerHour": {
@@ -25,55 +27,35 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def pools(resources: Sequence[Resource]) -> Iterator[tuple[Resource, str, float]]:
-    """Each pool of nodes: the instance type and how many nodes it may have at most."""
-    templates = {item.urn: item for item in resources if item.type == "aws:ec2/launchTemplate:LaunchTemplate"}
+def pools(resources: Sequence[Resource]) -> Iterator[tuple[Resource, NodePool]]:
+    """Yield each pool of nodes with the resource that defines it."""
+    by_urn = {item.urn: item for item in resources}
     for item in resources:
-        props = item.props
-        if item.type == "aws:eks/nodeGroup:NodeGroup":
-            needed = [templates[urn].props for urn in item.needs if urn in templates]
-            kinds = listed(props.get("instanceTypes")) or [template.get("instanceType") for template in needed]
-            yield (
-                item,
-                str(kinds[0] if kinds else "unknown"),
-                _number((props.get("scalingConfig") or {}).get("maxSize")),
-            )
-        elif item.type == "azure-native:containerservice:AgentPool":
-            yield item, str(props.get("vmSize")), _azure_nodes(props)
-        elif item.type == "azure-native:containerservice:ManagedCluster":
-            for pool in dicts(props.get("agentPoolProfiles")):
-                yield item, str(pool.get("vmSize")), _azure_nodes(pool)
-        elif item.type == "gcp:container/nodePool:NodePool":
-            scaling, zones = props.get("autoscaling") or {}, len(listed(props.get("nodeLocations"))) or 1
-            in_each = scaling.get("maxNodeCount") or props.get("nodeCount") or props.get("initialNodeCount")
-            most = _number(scaling.get("totalMaxNodeCount")) or _number(in_each) * zones
-            yield item, str((props.get("nodeConfig") or {}).get("machineType")), most
-        elif item.type == "azure-native:machinelearningservices:Compute":
-            compute = (props.get("properties") or {}).get("properties") or {}
-            yield item, str(compute.get("vmSize")), _number((compute.get("scaleSettings") or {}).get("maxNodeCount"))
-        elif item.type == "pulumi-python:dynamic/vertex:CustomJob":
-            yield item, str(props.get("machineType")), _number(props.get("numMachines"))
+        dependencies = [by_urn[urn] for urn in item.needs if urn in by_urn]
+        for read in facts.for_type(item.type, lambda cloud: cloud.node_pools):
+            for pool in read(item.props, dependencies):
+                yield item, pool
 
 
 def check(resources: Sequence[Resource], config: Config) -> Iterable[tuple[str, str | None]]:
-    """Violations of a stack."""
+    """Yield the violations of a stack."""
     prices = {**_prices(), **config["prices"]}
-    total, parts = 0.0, []
-    for pool, kind, count in pools(resources):
-        if kind not in prices:
-            text = f"no price is known for {kind} ({pool.name}): give it in this rule's `prices`"
-            yield text, pool.urn
+    total, terms = 0.0, []
+    for resource, pool in pools(resources):
+        name, count = pool.instance_type, pool.num_nodes_max
+        if name not in prices:
+            yield f"no price is known for {name} ({resource.name}): set it in this rule's `prices`", resource.urn
             continue
-        total += count * prices[kind]
-        parts.append(f"{count:g} x {kind} at {prices[kind]:g}")
+        total += count * prices[name]
+        terms.append(f"{count:g} x {name} at {prices[name]:g}")
     if total > config["maxUsdPerHour"]:
-        sums = " + ".join(parts)
-        yield f"{total:.2f} USD per hour at most ({sums}), and maxUsdPerHour is {config['maxUsdPerHour']:g}", None
+        limit = config["maxUsdPerHour"]
+        yield f"{total:.2f} USD per hour at most ({' + '.join(terms)}), and maxUsdPerHour is {limit:g}", None
 
 
 @cache
 def _prices() -> Mapping[str, float]:
-    """On-demand prices: the catalog's GPU types and the node types of the clouds' own tables."""
+    """Return on-demand prices: the catalog's GPU types and the system nodes in the clouds' `prices.toml`."""
     found = {item.name: item.on_demand_usd_per_hour for item in catalog.instances() if item.on_demand_usd_per_hour}
     for folder in clouds.folders():
         path = folder / "prices.toml"
@@ -83,15 +65,6 @@ def _prices() -> Mapping[str, float]:
             if isinstance(value, float):
                 found[name] = value
     return found
-
-
-def _azure_nodes(pool: Props) -> float:
-    return _number(pool.get("maxCount") if pool.get("enableAutoScaling") else pool.get("count"))
-
-
-def _number(value: object) -> float:
-    """A count; 0 where it is absent or not known yet."""
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 POLICY = stack_rule("cost-ceiling", "All nodes together cost no more than a ceiling.", check, _OPTIONS)

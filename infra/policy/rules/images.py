@@ -1,33 +1,33 @@
-"""Images by digest: a tag can be moved, and then a pod that starts again is another program."""
+"""Rule images-by-digest: a tag can be moved, and then a restarted pod runs another program."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from infra.policy.reading import UNKNOWN, Config, Resource, matches, resource_rule, strings
+from infra.policy import facts
+from infra.policy.rule import Config, resource_rule, strings
 from infra.policy.rules.pods import OPERATORS, containers, is_workload, pod_specs
+from infra.policy_facts import UNKNOWN, Resource, matches
 
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 _OPTIONS = {
     "exceptions": strings(
-        "Images that may be named by tag, as shell patterns: the one that stack `local` loads into its nodes by hand, "
-        "and TCPX's, which Google names by tag.",
-        ["trainer:dev", "us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/*"],
+        "Images that may be named by tag, as shell patterns.", facts.all_of(lambda cloud: cloud.images_by_tag)
     ),
     "namespaces": strings("Namespaces of operators, whose releases are pinned by chart or commit.", OPERATORS),
 }
 
 
 def check(resource: Resource, config: Config) -> Iterable[str]:
-    """Violations of one resource."""
+    """Yield the violations of one resource."""
     if not is_workload(resource, config):
         return
     for spec in pod_specs(resource.props):
         for container in containers(spec):
             image = container.get("image")
-            # Not known in a preview where the image is built by the same `up`; that build gives a digest.
+            # A preview does not know an image that the same `up` builds; the build names it by digest.
             if image is None or image is UNKNOWN or matches(str(image), config["exceptions"]):
                 continue
             if not _DIGEST.search(str(image)):

@@ -1,4 +1,7 @@
-"""Pods have no more rights on their node than training needs; operators, which manage nodes, have their namespaces."""
+"""Rule no-privileged-pods: pods have only the rights on their node that training needs.
+
+Operators manage nodes and are exempt in their own namespaces.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +9,65 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from infra.addons import charts
-from infra.policy.reading import Config, Props, Resource, dicts, listed, matches, resource_rule, strings
+from infra.policy import facts
+from infra.policy.rule import Config, resource_rule, strings
+from infra.policy_facts import Props, Resource, dicts, listed, matches
 
 _HOST = {"hostNetwork": "the node's network", "hostPID": "the node's processes", "hostIPC": "the node's memory"}
 
-#: Namespaces of what manages nodes: each chart's own, and the cluster's.
+#: Namespaces of the cluster itself and of each chart.
 OPERATORS = sorted({"kube-system", *(row.namespace for row in charts.table().values())})
 
 _OPTIONS = {
     "namespaces": strings("Namespaces where pods may have such rights.", OPERATORS),
     "capabilities": strings("Linux capabilities that any fabric may need: RDMA locks memory.", ["IPC_LOCK"]),
     "fabricImages": strings(
-        "Images, as shell patterns, of daemons that manage a fabric beside the trainer: these containers may add any "
+        "Images, as shell patterns, of daemons that manage a fabric next to the trainer: these containers may add any "
         "capability, and their pods may use `hostPaths`.",
-        ["us-docker.pkg.dev/gce-ai-infra/gpudirect-tcpx/*"],
+        facts.all_of(lambda cloud: cloud.fabric_images),
     ),
     "hostPaths": strings(
         "Folders of the node, as shell patterns, that a pod with such a daemon may use.",
-        ["/home/kubernetes/bin/nvidia/lib64", "/run/tcpx", "/sys", "/proc/sys"],
+        facts.all_of(lambda cloud: cloud.fabric_host_paths),
     ),
 }
 
 
 def pod_specs(value: Any) -> Iterator[Props]:
-    """Every pod specification inside an object of any kind: what has a list of containers."""
+    """Yield every pod specification inside an object of any kind: each mapping with a list of containers."""
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value
-        for inner in value.values():
-            yield from pod_specs(inner)
+        for item in value.values():
+            yield from pod_specs(item)
     elif isinstance(value, list):
-        for inner in value:
-            yield from pod_specs(inner)
+        for item in value:
+            yield from pod_specs(item)
 
 
 def containers(spec: Props) -> list[Props]:
-    """All containers of a pod, those that run first included."""
+    """Return all containers of a pod, init and ephemeral containers included."""
     return [one for key in ("initContainers", "containers", "ephemeralContainers") for one in dicts(spec.get(key))]
 
 
 def is_workload(resource: Resource, config: Config) -> bool:
-    """Whether it is a Kubernetes object outside the operators' namespaces."""
+    """Return whether it is a Kubernetes object outside the operators' namespaces."""
     namespace = (resource.props.get("metadata") or {}).get("namespace", "default")
     return resource.type.startswith("kubernetes:") and namespace not in config["namespaces"]
 
 
 def check(resource: Resource, config: Config) -> Iterable[str]:
-    """Violations of one resource."""
+    """Yield the violations of one resource."""
     if not is_workload(resource, config):
         return
     for spec in pod_specs(resource.props):
-        yield from (f"{key} gives {what} to a pod: leave it out" for key, what in _HOST.items() if spec.get(key))
+        yield from (f"{key} gives {what} to a pod: remove it" for key, what in _HOST.items() if spec.get(key))
         has_daemon = any(_is_daemon(container, config) for container in containers(spec))
         allowed = config["hostPaths"] if has_daemon else ()
         for volume in dicts(spec.get("volumes")):
             path = (volume.get("hostPath") or {}).get("path")
             if path and not matches(str(path), allowed):
-                yield f"volume {volume.get('name')} shows the node's {path}: use a claim"
+                yield f"volume {volume.get('name')} mounts the node's {path}: use a claim"
         for container in containers(spec):
             yield from _container(container, config)
 
@@ -70,13 +75,13 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
 def _container(container: Props, config: Config) -> Iterator[str]:
     name, security = container.get("name"), container.get("securityContext") or {}
     if security.get("privileged"):
-        yield f"container {name} is privileged: leave it out"
+        yield f"container {name} is privileged: remove securityContext.privileged"
     if security.get("allowPrivilegeEscalation"):
         yield f"container {name} may gain rights: set allowPrivilegeEscalation to false"
-    added = listed((security.get("capabilities") or {}).get("add"))
-    further = [str(item) for item in added if item not in config["capabilities"]]
-    if further and not _is_daemon(container, config):
-        yield f"container {name} adds {', '.join(further)}; allowed: {', '.join(config['capabilities'])}"
+    capabilities = listed((security.get("capabilities") or {}).get("add"))
+    rejected = [str(item) for item in capabilities if item not in config["capabilities"]]
+    if rejected and not _is_daemon(container, config):
+        yield f"container {name} adds {', '.join(rejected)}; allowed: {', '.join(config['capabilities'])}"
 
 
 def _is_daemon(container: Props, config: Config) -> bool:

@@ -1,37 +1,36 @@
-"""Where a stack may be: the regions that are allowed, and one region only where none are named."""
+"""Rule allowed-regions: a stack uses the allowed regions only, or a single region where none are configured."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from infra.policy.reading import Config, Resource, matches, stack_rule, strings
+from infra.policy import facts
+from infra.policy.rule import Config, stack_rule, strings
+from infra.policy_facts import Resource, matches
 
 _KEYS = ("region", "location", "availabilityZone", "zone")
-#: A zone is its region and a letter: us-west-2a, us-central1-a.
-_ZONE = re.compile(r"^(?:([a-z]{2}(?:-[a-z]+)+-\d)[a-z]|([a-z]+-[a-z]+\d+)-[a-z])$")
-#: In no region.
-_NOWHERE = {"global", ""}
-_CLOUDS = ("aws:*", "azure-native:*", "gcp:*")
+#: Locations of resources that belong to no region.
+_NO_REGION = {"global", ""}
 
-_OPTIONS = {"regions": strings("Regions that are allowed, such as us-west-2; none named: any one, but only one.", [])}
+_OPTIONS = {"regions": strings("Regions that are allowed, such as us-west-2; empty: any region, but only one.", [])}
 
 
 def region(resource: Resource) -> str | None:
-    """The region of a resource in the cloud's spelling without spaces; None where it has none or it is not known."""
-    if not matches(resource.type, _CLOUDS):
+    """Return a resource's region in lower case without spaces, None where it has none or it is not known."""
+    cloud = next((item for item in facts.of_clouds() if matches(resource.type, item.types)), None)
+    if cloud is None:
         return None
     places = [resource.props.get(key) for key in _KEYS] + [resource.provider.get(key) for key in _KEYS]
     found = next((place for place in places if isinstance(place, str)), None)
     name = (found or "").lower().replace(" ", "")
-    zone = _ZONE.match(name)
-    name = (zone.group(1) or zone.group(2)) if zone else name
-    return None if name in _NOWHERE else name
+    zone = cloud.zone.match(name) if cloud.zone else None
+    name = zone.group(1) if zone else name
+    return None if name in _NO_REGION else name
 
 
 def check(resources: Sequence[Resource], config: Config) -> Iterable[tuple[str, str | None]]:
-    """Violations of a stack."""
+    """Yield the violations of a stack."""
     found = {resource.urn: (resource, place) for resource in resources if (place := region(resource))}
     allowed = [name.lower().replace(" ", "") for name in config["regions"]]
     if not allowed:
