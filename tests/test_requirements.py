@@ -13,14 +13,15 @@ ROOT = Path(__file__).parent.parent
 
 # Each list and the extras of pyproject.toml that it is compiled from.
 EXTRAS_OF = {
-    "bootstrap": ["bootstrap"],
-    "trainer-cpu": ["trainer", "trainer-cpu"],
-    "trainer-gpu": ["trainer", "trainer-gpu"],
-    "infra": ["infra"],
-    "doctor": ["doctor"],
-    "managed": ["managed"],
-    "test": ["test"],
-    "lint": ["lint"],
+    "trainer/requirements-bootstrap.txt": ["bootstrap"],
+    "trainer/requirements-cpu.txt": ["trainer", "trainer-cpu"],
+    "trainer/requirements-gpu.txt": ["trainer", "trainer-gpu"],
+    "requirements.txt": ["infra"],
+    "infra/policy/requirements.txt": ["policy"],
+    "infra/requirements-doctor.txt": ["doctor"],
+    "infra/requirements-managed.txt": ["managed"],
+    "tests/requirements.txt": ["test"],
+    "tests/requirements-lint.txt": ["lint"],
 }
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 # A legal machine of each kind: pins may differ between these, but never between two lists on the same one.
@@ -38,7 +39,7 @@ MACHINES = [
 
 def logical_lines(name: str) -> Iterator[str]:
     """The requirements of a list, each with the hashes that pip reads as part of the same line."""
-    text = (ROOT / f"requirements-{name}.txt").read_text()
+    text = (ROOT / name).read_text()
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.startswith("#"):
             yield line
@@ -60,13 +61,14 @@ def wanted(name: str) -> list[Requirement]:
 
 
 def test_every_list_is_known_here() -> None:
-    found = {path.stem.removeprefix("requirements-") for path in ROOT.glob("requirements*.txt")}
-    assert found == set(EXTRAS_OF), "a list that no test knows is a list that nobody keeps in step"
+    folders = (ROOT, *(ROOT / name for name in ("infra", "infra/policy", "workloads", "trainer", "tests")))
+    found = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.glob("requirements*.txt")}
+    assert found == set(EXTRAS_OF), "no test checks a list that is missing here"
 
 
 @pytest.mark.parametrize("name", EXTRAS_OF)
 def test_a_list_names_no_host(name: str) -> None:
-    text = (ROOT / f"requirements-{name}.txt").read_text()
+    text = (ROOT / name).read_text()
     for word in ("://", "--index", "--extra-index", "--find-links", "--trusted-host", " @ "):
         assert word not in text, f"{word!r} ties the list to one registry: mirrors could not serve it"
 
@@ -87,7 +89,7 @@ def test_a_list_satisfies_the_ranges_it_is_compiled_from(name: str) -> None:
         pinned = pins(name, machine)
         for requirement in wanted(name):
             version = pinned.get(canonicalize_name(requirement.name))
-            assert version, f"requirements-{name}.txt lacks {requirement}: run `make lock`"
+            assert version, f"{name} lacks {requirement}: run `make lock`"
             assert version in requirement.specifier, (
                 f"{requirement.name} {version} is not {requirement.specifier}: make lock"
             )
@@ -103,6 +105,12 @@ def test_lists_agree_on_the_packages_they_share(machine: dict[str, str]) -> None
     assert not apart, "one .venv holds several lists: the later one would replace the earlier one's packages"
 
 
-@pytest.mark.parametrize(("name", "other"), [("trainer-cpu", "fbgemm-gpu"), ("trainer-gpu", "fbgemm-gpu-cpu")])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("trainer/requirements-cpu.txt", "fbgemm-gpu"),
+        ("trainer/requirements-gpu.txt", "fbgemm-gpu-cpu"),
+    ],
+)
 def test_a_trainer_list_holds_one_build_of_fbgemm(name: str, other: str) -> None:
     assert other not in {canonicalize_name(pin.name) for pin in requirements(name)}, "both builds own the same files"

@@ -68,7 +68,6 @@ def content_hash(target: str, build_args: list[tuple[str, str]]) -> str:
 
 def _sources() -> Iterator[Path]:
     """What the Dockerfile copies, in a fixed order."""
-    yield from sorted(ROOT.glob("requirements-*.txt"))
     yield ROOT / "LICENSE"
     for path in sorted((ROOT / "trainer").rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".md":

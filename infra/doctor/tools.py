@@ -20,7 +20,7 @@ from infra.findings.common_causes import NO_BUILDER, NO_ENGINE, NO_LANGUAGE, OUT
 from infra.findings.model import Check, Context, Finding, ok, problem, skipped
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements-infra.txt"
+LOCK = ROOT / "requirements.txt"
 SHARED_PACKAGES = ("pulumi-kubernetes", "pulumi-docker-build")
 _PIN = re.compile(r"^([A-Za-z0-9][^\s\\]*==[^\\]+?)\s*\\?$", re.MULTILINE)
 _MOST_NAMED = 3

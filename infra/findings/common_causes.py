@@ -21,7 +21,7 @@ NO_ENGINE = Cause(
     "`no pulumi on PATH`, or a version that is refused",
     "the engine is not installed, or too old to stream what it does",
     "{install}",
-    guide="https://www.pulumi.com/docs/install, the version that requirements-infra.txt pins or newer",
+    guide="https://www.pulumi.com/docs/install, the version that requirements.txt pins or newer",
 )
 NO_LANGUAGE = Cause(
     "pulumi-python",
@@ -39,7 +39,7 @@ PYTHON = Cause(
 OUT_OF_STEP = Cause(
     "lock",
     "`ModuleNotFoundError`, or a preview that wants to change what nobody touched",
-    "the packages in the environment are not those of requirements-infra.txt: another SDK has other inputs",
+    "the packages in the environment are not those of requirements.txt: another SDK has other inputs",
     "make install-infra, then run .venv/bin/python",
 )
 STATE = Cause(

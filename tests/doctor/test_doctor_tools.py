@@ -48,7 +48,7 @@ def test_plug_ins_are_told_by_where_they_will_come_from(pulumi: Pulumi) -> None:
 
 
 def test_packages_that_are_not_those_of_the_list_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = tmp_path / "requirements-infra.txt"
+    lock = tmp_path / "requirements.txt"
     lock.write_text(
         f"pydantic=={version('pydantic')} \\\n    --hash=sha256:00\n"
         "pyyaml==1.0 \\\n    --hash=sha256:00\n"

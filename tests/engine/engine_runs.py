@@ -25,7 +25,7 @@ Driver = Literal["cli", "automation", "ours"]
 Verb = Literal["preview", "up", "refresh", "destroy"]
 
 #: What the program reads beside its settings: the packages, and what the image's tag is computed from.
-_LINKED = ("infra", "workloads", "trainer", "LICENSE", "__main__.py")
+_LINKED = ("infra", "workloads", "trainer", "LICENSE", "__main__.py", "requirements.txt", ".venv")
 
 #: What a person's own script does with `infra.automation`; the verb and the stack are its arguments.
 _SCRIPT = """
@@ -138,7 +138,7 @@ class Project:
     def _lay_out(self) -> None:
         """Settings are copied, since commands write to them; code is linked, since it is compiled already."""
         self._work.mkdir(parents=True)
-        for path in [*(ROOT / name for name in _LINKED), *ROOT.glob("requirements-*.txt")]:
+        for path in (ROOT / name for name in _LINKED):
             (self._work / path.name).symlink_to(path)
         for path in ROOT.glob("Pulumi*.yaml"):
             shutil.copy(path, self._work)

@@ -63,8 +63,7 @@ def record() -> dict[str, Any]:
 
 def sources() -> list[Path]:
     """The files that the image is made of."""
-    found = [ROOT / "requirements-bootstrap.txt", ROOT / "requirements-trainer-cpu.txt"]
-    found += [path for path in (ROOT / "trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    found = [path for path in (ROOT / "trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return sorted([*found, ROOT / ".dockerignore", ROOT / "LICENSE"])
 
 
