@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR
 
-EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
 _TO_SPEAK_SECONDS = 10  # importing torch takes that long on a busy machine
 
 

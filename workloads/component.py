@@ -9,6 +9,7 @@ import pulumi
 
 from infra.contract import Cluster
 from trainer.config import TrainConfig
+from trainer.config.run_paths import checkpoints_uri
 from workloads import manifests as m
 from workloads.facts import Facts, draft, resolve
 from workloads.image import trainer_image
@@ -134,7 +135,7 @@ def _summary(facts: Facts) -> Mapping[str, object]:
         "kind": found["kind"] if found else None,
         "name": found["metadata"]["name"] if found else None,
         "image": facts.image,
-        "checkpoints": f"{facts.checkpoint_uri.rstrip('/')}/{facts.job.run}/checkpoints",
+        "checkpoints": checkpoints_uri(facts.checkpoint_uri, facts.job.run),
     }
     if found is None:
         summary["torchx"] = torchx.job_manifest(facts, made[m.CONFIG]["metadata"]["name"])

@@ -9,6 +9,7 @@ import pulumi
 
 from infra.contract import ServiceRun, TrainingService
 from trainer.config import TrainConfig, leaves
+from trainer.config.run_paths import checkpoints_uri
 from workloads.facts import decided, job_nodes
 from workloads.image import trainer_image
 from workloads.settings import JobSettings
@@ -44,7 +45,7 @@ class ManagedTraining(pulumi.ComponentResource):
             name=submitted.name,
             page=submitted.page,
             image=image,
-            checkpoints=pulumi.Output.concat(service.checkpoint_uri, f"/{job.run}/checkpoints"),
+            checkpoints=pulumi.Output.from_input(service.checkpoint_uri).apply(lambda uri: checkpoints_uri(uri, job.run)),
             commands=dict(submitted.commands),
         ).apply(lambda known: {"run": job.run, "launcher": job.launcher, "nodes": run.num_nodes, **known})
         self.register_outputs({"job": self.job})

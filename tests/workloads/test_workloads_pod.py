@@ -12,7 +12,7 @@ from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts, recorded
 
 from infra.contract import Fabric, Mount, Sidecar
 from trainer.config import TrainConfig
-from trainer.runtime.preemption import EXIT_RESTART
+from trainer.exit_codes import EXIT_RESTART
 from workloads.manifests import manifests
 
 

@@ -10,6 +10,7 @@ from trainer.bench.options import BenchOptions, read_options
 from trainer.bench.orphans import end_with_the_bench
 from trainer.config.options import load_config
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_FAILED, EXIT_OK
 from trainer.launch.launcher import process_count
 
 
@@ -26,7 +27,7 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     quiet_libraries()
     if (options.data or options.preprocess) and not options.side:
         _alone(options, nproc, rest, environ)
-        return 0
+        return EXIT_OK
     if "WORLD_SIZE" in environ or options.side:
         return _in_job(options, rest, environ)
     if not (options.checkpoints or options.profile or options.quality) and _on_cpu(rest, environ):
@@ -34,7 +35,7 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         from trainer.bench.tables import show_steps
 
         show_steps(bench_sides(options, nproc, rest, AGAINST_STOCK))
-        return 0
+        return EXIT_OK
     from trainer.launch.launcher import launch
 
     # Without --nproc: the launcher would take it for a beginning of its own options.
@@ -81,12 +82,12 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
             from trainer.bench.measures.sides import serve_side
 
             serve_side(config, runtime, options)
-            return 0
+            return EXIT_OK
         measure, show = _measurement(options, tables)
         result = measure(config, runtime, options)
         if runtime.is_main:
             show(result)
-    return 0 if result.get("kept", True) else 1
+    return EXIT_OK if result.get("kept", True) else EXIT_FAILED
 
 
 def _measurement(options: BenchOptions, tables: Any) -> tuple[Any, Any]:

@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 
+from trainer.exit_codes import EXIT_USER_ERROR
+
 
 def end_with_the_bench() -> None:
     """End at once when the bench does, however that ends: then the pipe that is this process's input, handed on by its
@@ -16,4 +18,4 @@ def end_with_the_bench() -> None:
 def _await_end_of_input() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
-    os._exit(2)  # for the launcher a mistake that has been told: no restart, and nothing to say
+    os._exit(EXIT_USER_ERROR)  # for the launcher a mistake that has been told: no restart, and nothing to say

@@ -19,6 +19,7 @@ from trainer.checkpoint.files import CheckedFiles
 from trainer.checkpoint.requests import retry_request
 from trainer.checkpoint.step_io import StepReader, StepWriter
 from trainer.config import CheckpointConfig
+from trainer.config.run_paths import checkpoints_uri
 from trainer.errors import UserError
 from trainer.storage import retry
 from trainer.storage.atomic_write import write_text
@@ -190,11 +191,6 @@ _CLIENT_OPTIONS |= {"s3a": _CLIENT_OPTIONS["s3"], "gcs": _CLIENT_OPTIONS["gs"]}
 _CLIENT_OPTIONS |= {"az": _CLIENT_OPTIONS["abfs"], "abfss": _CLIENT_OPTIONS["abfs"]}
 
 
-def join_uri(root: str, *parts: str) -> str:
-    """Join a path or URI and the parts below it."""
-    return "/".join([root.rstrip("/") or "/", *parts])
-
-
 def is_local(uri: str) -> bool:
     """Return whether a path or URI is on this machine's disk."""
     return fsspec.utils.get_protocol(uri) in ("file", "local")
@@ -204,4 +200,4 @@ def open_store(root: str, run: str, config: CheckpointConfig | None = None) -> F
     """Return the store of a run under checkpoint.uri; raise UserError for a URI that fsspec cannot open."""
     config = config or CheckpointConfig()
     limits = (config.attempts, config.request_timeout_seconds)
-    return FsspecStore(join_uri(root, run, "checkpoints"), *limits, direct=config.direct_io)
+    return FsspecStore(checkpoints_uri(root, run), *limits, direct=config.direct_io)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.config.options import load_config
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 
 
 def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -46,7 +47,7 @@ def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         f"exported step {exported.step} of run {config.train.run} to {found.out} ({size:,.1f} MiB, embeddings "
         f"{_words(found.quantize)})\n"
     )
-    return 0
+    return EXIT_OK
 
 
 def _words(quantize: str) -> str:

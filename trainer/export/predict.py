@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,7 @@ def predict_main(arguments: list[str]) -> int:
 
     rows = predict(load(options.model), options.input, options.output, options.batch_size)
     print(f"wrote {rows:,} probabilities to {options.output}")  # noqa: T201
-    return 0
+    return EXIT_OK
 
 
 def predict(exported: ExportedModel, source: str, output: Path, batch_size: int) -> int:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK, EXIT_RESTART, EXIT_USER_ERROR
 from trainer.launch.managed_service import OF_ONE_PROCESS, Machine, machine
-from trainer.runtime.preemption import EXIT_RESTART
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
-_EXIT_USER_ERROR = 2
 _BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only one that cannot even do that is killed
 
 #: Kubeflow's operators tell torchrun by its own variables how many machines there are and where they meet.
@@ -221,7 +220,7 @@ def _run(options: list[str]) -> int:
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as error:  # the workers have got the signal too, and one of them has said what that means
         return EXIT_RESTART if error.sigval == signal.SIGTERM else 128 + int(error.sigval)
-    return 0
+    return EXIT_OK
 
 
 def _mind_exit_codes() -> None:
@@ -238,7 +237,7 @@ def _mind_exit_codes() -> None:
     class Agent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
-            if any(failure.exitcode == _EXIT_USER_ERROR for failure in result.failures.values()):
+            if any(failure.exitcode == EXIT_USER_ERROR for failure in result.failures.values()):
                 self._remaining_restarts = 0
             return result
 

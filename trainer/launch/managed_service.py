@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from trainer.config.run_paths import root_of_checkpoints
 from trainer.errors import UserError
 
 #: Those of one process, which torchrun gives each worker anew. A machine's own would be taken for a worker's.
@@ -40,8 +41,7 @@ class Machine:
         """`checkpoint.uri` with which the checkpoints of `run` come to lie in the service's folder."""
         if self.checkpoints is None:
             return None
-        folder = self.checkpoints.rstrip("/")
-        return folder.removesuffix(f"/{run}/checkpoints")
+        return root_of_checkpoints(self.checkpoints, run)
 
 
 def machine(wanted: str, environ: Mapping[str, str]) -> Machine | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer.checkpoint.store import is_local, join_uri
+from trainer.checkpoint.store import is_local
 from trainer.config import TrainConfig
+from trainer.config.run_paths import run_uri
 from trainer.errors import UserError
 from trainer.metrics.console import open_console
 from trainer.metrics.json_lines import JsonLines
@@ -65,4 +66,4 @@ class Reporter:
 def run_folder(config: TrainConfig) -> Path:
     """Return the folder of a run's logs: metrics.dir, else a local checkpoint.uri, else runs; then the run's name."""
     root = config.metrics.dir or (config.checkpoint.uri if is_local(config.checkpoint.uri) else "runs")
-    return Path(join_uri(root.removeprefix("file://"), config.train.run))
+    return Path(run_uri(root.removeprefix("file://"), config.train.run))

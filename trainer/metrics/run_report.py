@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ def report_main(arguments: Sequence[str]) -> int:
     picture.savefig(folder / "report.png", dpi=120)
     (folder / "report.html").write_text(page(history, picture), encoding="utf-8")
     sys.stdout.write(f"{summary(history)}\nwrote {folder / 'report.png'} and {folder / 'report.html'}\n")
-    return 0
+    return EXIT_OK
 
 
 def read_history(file: Path) -> History:

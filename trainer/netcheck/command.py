@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli.arguments import Flags, real, whole, whole_list
 from trainer.cli.progress import KINDS, JobProgress
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     import argparse
 
     from trainer.runtime.process_group import Runtime
 
-EXIT_FAILED = 1
 #: Room for the longest name of a host, 63 letters, beside the numbers.
 _LOG_COLUMNS = 160
 _DEFAULT_SIZES = {"cuda": (1, 16, 128, 512), "cpu": (1, 4, 16)}  # the largest is where a fabric is near its peak
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
             _say(f"netcheck lost the other processes while {doing[-1]}: {' '.join(str(error).split())[:300]}")
         sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an orderly exit would wait for processes that have gone
-    return EXIT_FAILED if failures else 0
+    return EXIT_FAILED if failures else EXIT_OK
 
 
 def _judge(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trainer.config import TrainConfig
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 from trainer.planning.roofline import (
     GIB,
     GPUS,
@@ -62,7 +63,7 @@ def plan_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     quiet_libraries()
     if options.gpus_per_node:
         _show(plan_on_paper(load_config(rest, environ), options))
-        return 0
+        return EXIT_OK
     if "WORLD_SIZE" not in environ and options.nproc > 1:
         from trainer.launch.launcher import launch
 
@@ -76,7 +77,7 @@ def plan_main(arguments: list[str], environ: Mapping[str, str]) -> int:
         found = plan_here(config, options, runtime)
         if runtime.is_main:
             _show(found)
-    return 0
+    return EXIT_OK
 
 
 def plan_on_paper(config: TrainConfig, options: Options) -> dict[str, Any]:

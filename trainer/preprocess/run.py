@@ -18,6 +18,7 @@ import numpy as np
 from trainer.cli.progress import JobProgress
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 from trainer.preprocess.inputs import Input, find_inputs
 from trainer.preprocess.options import Options, read_options
 from trainer.preprocess.output import MARKER, Days
@@ -44,7 +45,7 @@ def preprocess_main(arguments: Sequence[str]) -> int:
         if told is None:
             raise
         raise told from error
-    return 0
+    return EXIT_OK
 
 
 class Preprocess:

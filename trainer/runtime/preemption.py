@@ -16,11 +16,8 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from trainer.config import FaultConfig
+from trainer.exit_codes import EXIT_RESTART, EXIT_TERMINATED
 
-# EX_TEMPFAIL of sysexits.h, "try again later". Not 143: that is also how a process ends that never heard the signal, so
-# a podFailurePolicy that forgives 143 would forgive everything that kubelet kills. torchrun restarts after either.
-EXIT_RESTART = 75
-_EXIT_SECOND_SIGNAL = 128 + signal.SIGTERM
 _SAME_SIGNAL_SECONDS = 1.0  # a launcher in the same process group passes on what the kernel has delivered already
 _LOOK_SECONDS = 0.2
 _LAUNCHER_LOOK_SECONDS = 1.0
@@ -96,7 +93,7 @@ class Preemption:
             if signal.SIGTERM not in data:
                 continue
             if first is not None and time.monotonic() - first > _SAME_SIGNAL_SECONDS:
-                self._end(_EXIT_SECOND_SIGNAL, "a second SIGTERM: stopping at once")
+                self._end(EXIT_TERMINATED, "a second SIGTERM: stopping at once")
             first = first or time.monotonic()
             self.request("SIGTERM")
         os.close(self._read_end)

@@ -17,12 +17,11 @@ import torch.distributed as dist
 
 from trainer.config import RunConfig
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_RESTART, EXIT_USER_ERROR
 from trainer.runtime.malloc import apply_malloc
 from trainer.runtime.precision import Precision, apply_precision, choose_precision
-from trainer.runtime.preemption import EXIT_RESTART
 from trainer.runtime.rendezvous import open_private_store
 
-EXIT_USER_ERROR = 2
 _POLL_SECONDS = 0.5
 
 

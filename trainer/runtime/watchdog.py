@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 
 import torch.distributed as dist
 
-from trainer.runtime.preemption import EXIT_RESTART
+from trainer.exit_codes import EXIT_RESTART
 
 _FIRST_STEP_FACTOR = 5  # it also compiles kernels and fills the pipeline
 _LOOKS_PER_LIMIT, _LONGEST_LOOK_SECONDS = 10, 5.0

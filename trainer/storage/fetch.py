@@ -17,6 +17,7 @@ from typing import Any
 from trainer.cli.arguments import Flags, whole
 from trainer.cli.progress import KINDS, JobProgress, Task
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK
 from trainer.storage import retry
 from trainer.storage.atomic_write import atomic_replace, write_json
 from trainer.storage.remote_errors import disk_error, explained, is_transient, open_store
@@ -60,7 +61,7 @@ def fetch_main(arguments: Sequence[str]) -> int:
         if told is None:
             raise
         raise told from error
-    return 0
+    return EXIT_OK
 
 
 @dataclass(frozen=True)

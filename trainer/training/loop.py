@@ -17,9 +17,10 @@ from trainer.config import TrainConfig
 from trainer.data import Batch, Source, SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.errors import UserError
+from trainer.exit_codes import EXIT_OK, EXIT_RESTART
 from trainer.metrics import Reporter
 from trainer.metrics.reporter import run_folder
-from trainer.runtime.preemption import EXIT_RESTART, Preemption
+from trainer.runtime.preemption import Preemption
 from trainer.runtime.process_group import Runtime
 from trainer.runtime.spot_notices import Notice, NoticeWatcher
 from trainer.runtime.vote import AsyncVote, Ballot
@@ -31,7 +32,6 @@ from trainer.training.evaluation import evaluate
 from trainer.training.interval_metrics import Clock, memory_gib
 from trainer.training.pipeline import Pipeline
 
-EXIT_OK = 0
 _LINGER_SECONDS = 10.0
 
 

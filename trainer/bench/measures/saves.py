@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from trainer.bench.measures.uploads import bench_uploads
 from trainer.checkpoint import Checkpointer, Progress, Saver, open_store
-from trainer.checkpoint.store import is_local, join_uri
+from trainer.checkpoint.store import is_local
 from trainer.config import TrainConfig
+from trainer.config.run_paths import run_uri
 from trainer.data import SourceContext, open_source
 from trainer.data.loader import train_batches
 from trainer.runtime.process_group import Runtime
@@ -92,7 +93,7 @@ class _Bench:
         if is_local(checkpoint.uri):
             return None
         _say(self._runtime, "upload beside one big file")
-        return bench_uploads(self.checkpointer, self._store, join_uri(checkpoint.uri, self._run), self._step + 2)
+        return bench_uploads(self.checkpointer, self._store, run_uri(checkpoint.uri, self._run), self._step + 2)
 
     def close(self) -> None:
         """Leave no checkpoint behind."""
