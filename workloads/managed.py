@@ -45,7 +45,9 @@ class ManagedTraining(pulumi.ComponentResource):
             name=submitted.name,
             page=submitted.page,
             image=image,
-            checkpoints=pulumi.Output.from_input(service.checkpoint_uri).apply(lambda uri: checkpoints_uri(uri, job.run)),
+            checkpoints=pulumi.Output.from_input(service.checkpoint_uri).apply(
+                lambda uri: checkpoints_uri(uri, job.run)
+            ),
             commands=dict(submitted.commands),
         ).apply(lambda known: {"run": job.run, "launcher": job.launcher, "nodes": run.num_nodes, **known})
         self.register_outputs({"job": self.job})
