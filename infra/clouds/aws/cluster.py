@@ -1,4 +1,4 @@
-"""The EKS control plane with its key, its add-ons and the autoscaler's rights, and the Kubernetes provider."""
+"""The EKS cluster: control plane, key, add-ons, nodes, the autoscaler's rights, and the Kubernetes provider."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LOG_TYPES = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
 
 
 def cluster_name(project: str, name: str) -> str:
-    """The cluster's name, known beforehand: its log groups and the autoscaler's rights are spelled with it."""
+    """Return the cluster's name; log groups and the autoscaler's rights need it before the cluster exists."""
     return re.sub(r"[^A-Za-z0-9-]", "-", f"{project}-{name}")[:100]
 
 
-class Cluster(pulumi.ComponentResource):
+class EksCluster(pulumi.ComponentResource):
     """Control plane, system nodes with the network add-ons, GPU nodes, autoscaler's rights, provider.
 
-    `name` is the cluster's name as an output: who uses it waits for the control plane. `eks_name` is the same as text.
-    `ready` are the resources without which no pod of ours can be scheduled.
+    `name` is the cluster's name as an output, so that its users wait for the control plane; `eks_name` is the same name
+    as a string. `ready` are the resources that must exist before a pod can be scheduled.
     """
 
     eks_name: str
@@ -50,21 +50,21 @@ class Cluster(pulumi.ComponentResource):
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
         self.eks_name = cluster_name(settings.project, name.removesuffix("-cluster"))
-        self.key = self._key()
-        plane = self._control_plane(network)
+        self.key = self._create_key()
+        plane = self._create_control_plane(network)
         self.security_group_id = plane.cluster_security_group_id
         self.name = self.security_group_id.apply(lambda _: self.eks_name)
         self.kubeconfig = pulumi.Output.secret(plane.kubeconfig_json)
         self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=self._child)
 
-        member = self._membership(network)
+        member = self._create_membership(network)
         system = SystemNodes(f"{name}-system", settings, network, member, self._child)
         self.gpu_nodes = GpuNodes(f"{name}-gpu", settings, network, member, self._child)
-        dns = self.addon(f"{name}-coredns", "coredns", self, after=[system])
-        self.ready = (*member.before, system, dns, self._autoscaler_identity())
+        dns = self.create_addon(f"{name}-coredns", "coredns", self, after=[system])
+        self.ready = (*member.before, system, dns, self._create_autoscaler_identity())
         self.register_outputs({"name": self.name, "kubeconfig": self.kubeconfig})
 
-    def addon(
+    def create_addon(
         self,
         name: str,
         addon: str,
@@ -74,9 +74,9 @@ class Cluster(pulumi.ComponentResource):
         identity: tuple[str, ServiceRole] | None = None,
         configuration: Mapping[str, object] | None = None,
     ) -> aws.eks.Addon:
-        """An EKS add-on in the version that EKS recommends for the cluster's Kubernetes.
+        """Create an EKS add-on in the version that EKS recommends for the cluster's Kubernetes version.
 
-        `identity` is the service account that needs rights, with its role; both reach the pods through Pod Identity.
+        `identity` is a service account with the role that its pods get through EKS Pod Identity.
         """
         account, role = identity or ("", None)
         association = (
@@ -94,7 +94,7 @@ class Cluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=parent, depends_on=[*after, *([role] if role else [])]),
         )
 
-    def pod_role(
+    def create_pod_role(
         self,
         name: str,
         parent: pulumi.Resource,
@@ -102,16 +102,16 @@ class Cluster(pulumi.ComponentResource):
         managed: Sequence[str] = (),
         statements: Sequence[Statement] = (),
     ) -> ServiceRole:
-        """A role for pods; `managed` are names of AWS's own policies."""
+        """Create a role for pods; `managed` are names of policies that AWS manages."""
         arns = [managed_policy(self._settings.partition, item) for item in managed]
         opts = pulumi.ResourceOptions(parent=parent)
         return ServiceRole(name, PODS, self._tags, opts, managed=arns, statements=statements)
 
-    def _key(self) -> aws.kms.Key:
-        """One key for the cluster's secrets and the file system, both gone with the stack.
+    def _create_key(self) -> aws.kms.Key:
+        """Create one key for the cluster's secrets and the file system, which are deleted with the stack.
 
-        Its policy is AWS's default: the account, and through IAM whoever the account allows. The bucket does not use
-        it: checkpoints that outlive the stack must not need a key that went with it.
+        Its policy is the default of AWS: the account, which grants access through IAM. The bucket does not use this
+        key: checkpoints that outlive the stack must not depend on a deleted key.
         """
         key = aws.kms.Key(
             f"{self._name}-key",
@@ -124,10 +124,10 @@ class Cluster(pulumi.ComponentResource):
         aws.kms.Alias(f"{self._name}-alias", name=f"alias/{self.eks_name}", target_key_id=key.key_id, opts=self._child)
         return key
 
-    def _control_plane(self, network: Network) -> eks.Cluster:
-        """The control plane in the private subnets; public only for the ranges that were authorised."""
-        wanted = self._settings.cluster
-        # EKS would make this group itself, keep its logs for ever and leave it behind.
+    def _create_control_plane(self, network: Network) -> eks.Cluster:
+        """Create the control plane in the private subnets; only authorised ranges can reach it from outside."""
+        settings = self._settings.cluster
+        # EKS would otherwise create a log group that never expires and outlives the stack.
         logs = aws.cloudwatch.LogGroup(
             f"{self._name}-logs",
             name=f"/aws/eks/{self.eks_name}/cluster",
@@ -139,7 +139,7 @@ class Cluster(pulumi.ComponentResource):
         return eks.Cluster(
             f"{self._name}-eks",
             name=self.eks_name,
-            version=wanted.kubernetes_version,
+            version=settings.kubernetes_version,
             vpc_id=network.vpc.id,
             private_subnet_ids=[subnet.id for subnet in network.private_subnets.values()],
             kubernetes_service_ip_address_range=self._settings.network.services_cidr,
@@ -147,12 +147,13 @@ class Cluster(pulumi.ComponentResource):
             endpoint_public_access=bool(authorized),
             public_access_cidrs=authorized or None,
             authentication_mode=eks.AuthenticationMode.API,
-            access_entries=_admins(wanted.admin_role_arns, self._settings.partition),
+            access_entries=_admin_entries(settings.admin_role_arns, self._settings.partition),
             encryption_config_key_arn=self.key.arn,
             enabled_cluster_log_types=_LOG_TYPES,
-            upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type=wanted.support.upper()),
+            upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type=settings.support.upper()),
             deletion_protection=False,
-            # Add-ons and nodes are ours, in our order: the network's before the first node, gone after the last.
+            # This stack creates add-ons and nodes itself, to order them: the network add-ons exist before the first
+            # node and are deleted after the last.
             bootstrap_self_managed_addons=False,
             use_default_vpc_cni=True,
             coredns_addon_options=eks.CoreDnsAddonOptionsArgs(enabled=False),
@@ -164,33 +165,33 @@ class Cluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=[logs]),
         )
 
-    def _network_addons(self) -> list[aws.eks.Addon]:
-        """What a node needs to become ready."""
-        role = self.pod_role(f"{self._name}-cni", self, managed=["AmazonEKS_CNI_Policy"])
+    def _create_network_addons(self) -> list[aws.eks.Addon]:
+        """Create the add-ons without which no node becomes ready."""
+        role = self.create_pod_role(f"{self._name}-cni", self, managed=["AmazonEKS_CNI_Policy"])
         return [
-            self.addon(f"{self._name}-vpc-cni", "vpc-cni", self, identity=("aws-node", role)),
-            self.addon(f"{self._name}-kube-proxy", "kube-proxy", self),
-            self.addon(f"{self._name}-pod-identity", "eks-pod-identity-agent", self),
+            self.create_addon(f"{self._name}-vpc-cni", "vpc-cni", self, identity=("aws-node", role)),
+            self.create_addon(f"{self._name}-kube-proxy", "kube-proxy", self),
+            self.create_addon(f"{self._name}-pod-identity", "eks-pod-identity-agent", self),
         ]
 
-    def _membership(self, network: Network) -> Membership:
-        """What nodes may do is little: join the cluster and pull images. Pods have roles of their own.
+    def _create_membership(self, network: Network) -> Membership:
+        """Create the nodes' role, which only lets them join the cluster and pull images; pods have their own roles.
 
-        Nodes come after the network and its add-ons and go before them: an interface that is left without either
-        keeps its subnet from being deleted.
+        Nodes are created after the network and its add-ons and deleted before them: a network interface left behind
+        blocks the deletion of its subnet.
         """
         names = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
         arns = [managed_policy(self._settings.partition, item) for item in names]
         role = ServiceRole(f"{self._name}-nodes", NODES, self._tags, self._child, managed=arns)
-        before = [network, role, *self._network_addons()]
+        before = [network, role, *self._create_network_addons()]
         return Membership(self.name, self.security_group_id, role, before)
 
-    def _autoscaler_identity(self) -> aws.eks.PodIdentityAssociation:
-        """What the autoscaler may do: look at groups, and resize those of this cluster."""
+    def _create_autoscaler_identity(self) -> aws.eks.PodIdentityAssociation:
+        """Let the autoscaler read all groups, and resize those of this cluster."""
         partition, region = self._settings.partition, self._settings.region
         groups = f"arn:{partition}:autoscaling:{region}:*:autoScalingGroup:*:autoScalingGroupName/*"
         own = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{self.eks_name}": "owned"}}
-        looks = [
+        read_actions = [
             "autoscaling:DescribeAutoScalingGroups",
             "autoscaling:DescribeAutoScalingInstances",
             "autoscaling:DescribeLaunchConfigurations",
@@ -200,13 +201,13 @@ class Cluster(pulumi.ComponentResource):
             "ec2:DescribeLaunchTemplateVersions",
             "ec2:GetInstanceTypesFromInstanceRequirements",
         ]
-        resizes = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+        resize_actions = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
         statements = [
-            Statement(looks, ["*"]),
+            Statement(read_actions, ["*"]),
             Statement(["eks:DescribeNodegroup"], [f"arn:{partition}:eks:{region}:*:nodegroup/{self.eks_name}/*"]),
-            Statement(resizes, [groups], condition=own),
+            Statement(resize_actions, [groups], condition=own),
         ]
-        role = self.pod_role(f"{self._name}-autoscaler", self, statements=statements)
+        role = self.create_pod_role(f"{self._name}-autoscaler", self, statements=statements)
         return aws.eks.PodIdentityAssociation(
             f"{self._name}-autoscaler-identity",
             cluster_name=self.name,
@@ -218,8 +219,8 @@ class Cluster(pulumi.ComponentResource):
         )
 
 
-def _admins(arns: Sequence[str], partition: str) -> dict[str, eks.AccessEntryArgs] | None:
-    """Access entries of further administrators."""
+def _admin_entries(arns: Sequence[str], partition: str) -> dict[str, eks.AccessEntryArgs] | None:
+    """Return the access entries of further administrators, None without any."""
     policy_arn = f"arn:{partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
     everywhere = eks.AccessPolicyAssociationArgs(
         policy_arn=policy_arn, access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster")

@@ -1,4 +1,4 @@
-"""Whose account the credentials reach, and what AWS says when it refuses them."""
+"""The account that the credentials belong to, and the messages with which AWS rejects them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.clouds.aws.settings import Settings
 ASKS = True
 LOGIN = "aws sso login"
 
-#: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html, and the SDK's own words before it asks.
+#: https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html, and messages of the SDK.
 REFUSED: Sequence[str] = (
     "ExpiredToken",
     "RequestExpired",
@@ -27,8 +27,8 @@ REFUSED: Sequence[str] = (
 
 
 def account(settings: Settings) -> pulumi.Output[str]:
-    """The number of the account, asked of STS: a profile or a role may lead anywhere."""
-    import pulumi_aws as aws  # the settings and the lines above are read without the SDK, which takes seconds
+    """Return the account's number as STS reports it, because a profile or a role may belong to any account."""
+    import pulumi_aws as aws  # imported late: it takes seconds, and reading the settings does not need it
 
     del settings
     return aws.get_caller_identity_output().account_id

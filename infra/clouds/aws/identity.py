@@ -1,4 +1,4 @@
-"""Roles for services and pods: what they may do, written out action by action."""
+"""IAM roles for services and pods, with their rights listed action by action."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 import pulumi
 import pulumi_aws as aws
 
-#: Who assumes the roles of nodes and, through EKS Pod Identity, of pods.
+#: The services that assume the roles of nodes and, through EKS Pod Identity, of pods.
 NODES = "ec2.amazonaws.com"
 PODS = "pods.eks.amazonaws.com"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a policy. The SDK's own class for it refuses lists of actions when they are serialised."""
+    """One statement of a policy; the SDK's own class fails to serialise lists of actions."""
 
     actions: Sequence[str]
     resources: Sequence[pulumi.Input[str]] = ()
@@ -26,7 +26,7 @@ class Statement:
 
     @property
     def document(self) -> dict[str, object]:
-        """The statement as a policy spells it."""
+        """Return the statement in the form that a policy document has."""
         parts: dict[str, object] = {
             "Effect": self.effect,
             "Action": list(self.actions),
@@ -38,7 +38,7 @@ class Statement:
 
 
 def policy(statements: Sequence[Statement]) -> pulumi.Output[str]:
-    """A policy of these statements, as JSON."""
+    """Return the policy document of these statements as JSON."""
     document = {"Version": "2012-10-17", "Statement": [item.document for item in statements]}
     return pulumi.Output.json_dumps(document, sort_keys=True)
 
@@ -46,8 +46,8 @@ def policy(statements: Sequence[Statement]) -> pulumi.Output[str]:
 class ServiceRole(pulumi.ComponentResource):
     """A role that one AWS service assumes, with its rights as children.
 
-    Who depends on it depends on the rights too: the network add-on must keep them until the last node has given its
-    interfaces back, or they are left behind and hold the subnet.
+    A resource that depends on the role also depends on the rights: the network add-on needs them until the last node
+    has released its interfaces, or the interfaces stay and block the deletion of the subnet.
     """
 
     arn: pulumi.Output[str]
@@ -77,6 +77,6 @@ class ServiceRole(pulumi.ComponentResource):
 
 
 def managed_policy(partition: str, name: str) -> str:
-    """The ARN of one of AWS's own policies; those for add-ons lie under a path of their own."""
+    """Return the ARN of a policy that AWS manages; policies for add-ons have their own path."""
     path = "service-role/" if name in ("AmazonEBSCSIDriverPolicy",) else ""
     return f"arn:{partition}:iam::aws:policy/{path}{name}"

@@ -1,44 +1,44 @@
-"""CloudWatch's metrics and logs of the cluster, the agent that finds broken nodes, and the metrics server."""
+"""CloudWatch metrics and logs of the cluster, the node monitoring agent, and the metrics server."""
 
 from __future__ import annotations
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.clouds.aws.cluster import Cluster
+from infra.clouds.aws.cluster import EksCluster
 from infra.clouds.aws.settings import Settings
 
-#: Groups that the add-on's agents write to; made by them they would be kept for ever and outlive the stack.
+#: Groups that the add-on's agents write to; groups that the agents create never expire and outlive the stack.
 _LOG_GROUPS = ("application", "dataplane", "host", "performance")
 
 
 class Monitoring(pulumi.ComponentResource):
-    """Add-ons that watch: node repair acts on what the monitoring agent reports."""
+    """The monitoring add-ons; node repair acts on what the node monitoring agent reports."""
 
     def __init__(
-        self, name: str, settings: Settings, cluster: Cluster, opts: pulumi.ResourceOptions | None = None
+        self, name: str, settings: Settings, cluster: EksCluster, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("torchrec-cloud:aws:Monitoring", name, None, opts)
         self._name, self._settings, self._cluster = name, settings, cluster
-        cluster.addon(f"{name}-nodes", "eks-node-monitoring-agent", self, after=cluster.ready)
-        cluster.addon(f"{name}-metrics-server", "metrics-server", self, after=cluster.ready)
+        cluster.create_addon(f"{name}-nodes", "eks-node-monitoring-agent", self, after=cluster.ready)
+        cluster.create_addon(f"{name}-metrics-server", "metrics-server", self, after=cluster.ready)
         if settings.monitoring.cloudwatch:
-            self._cloudwatch()
+            self._create_cloudwatch()
         self.register_outputs({})
 
-    def _cloudwatch(self) -> None:
-        """Container Insights.
+    def _create_cloudwatch(self) -> None:
+        """Create Container Insights and its log groups.
 
-        GPU metrics are left to DCGM and Prometheus where those run: two DCGM exporters on one node take the profiling
-        counters from each other. Application Signals stays off, since it would rewrite every pod.
+        DCGM and Prometheus report GPU metrics where they run: two DCGM exporters on one node compete for the profiling
+        counters. Application Signals stays off, because it would modify every pod.
         """
-        groups = [self._log_group(kind) for kind in _LOG_GROUPS]
-        role = self._cluster.pod_role(f"{self._name}-agent", self, managed=["CloudWatchAgentServerPolicy"])
+        groups = [self._create_log_group(kind) for kind in _LOG_GROUPS]
+        role = self._cluster.create_pod_role(f"{self._name}-agent", self, managed=["CloudWatchAgentServerPolicy"])
         insights = {
             "enhanced_container_insights": True,
             "accelerated_compute_metrics": not self._settings.addons.monitoring,
         }
-        self._cluster.addon(
+        self._cluster.create_addon(
             f"{self._name}-cloudwatch",
             "amazon-cloudwatch-observability",
             self,
@@ -47,7 +47,7 @@ class Monitoring(pulumi.ComponentResource):
             configuration={"agent": {"config": {"logs": {"metrics_collected": {"kubernetes": insights}}}}},
         )
 
-    def _log_group(self, kind: str) -> aws.cloudwatch.LogGroup:
+    def _create_log_group(self, kind: str) -> aws.cloudwatch.LogGroup:
         return aws.cloudwatch.LogGroup(
             f"{self._name}-{kind}-logs",
             name=f"/aws/containerinsights/{self._cluster.eks_name}/{kind}",

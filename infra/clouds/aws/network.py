@@ -1,4 +1,4 @@
-"""The VPC: subnets in every zone, one way out, private ways to S3 and ECR, and what EFA needs of a network."""
+"""The VPC: subnets in every zone, one NAT gateway, endpoints for S3 and ECR, and what EFA needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.clouds.aws.settings import NUM_SUBNET_BLOCKS, Settings
 
 Tags = Mapping[str, str]
 
-#: How many bits longer the prefix of a block is than that of what it is cut from.
+#: How many bits each split adds to the prefix of a range.
 _SPLIT = NUM_SUBNET_BLOCKS.bit_length() - 1
 
 
@@ -26,9 +26,9 @@ class ZoneRanges:
 
 
 def subnet_layout(cidr: str, zones: Sequence[str]) -> dict[str, ZoneRanges]:
-    """Ranges by zone: an eighth of the VPC for each zone's nodes, an eighth of the last eighth for its public subnet.
+    """Return the ranges by zone: an eighth of the VPC for nodes, an eighth of the last eighth for the public subnet.
 
-    A zone added at the end moves no other zone's range; a range that moved would replace every node in it.
+    A zone added at the end must not move another zone's range, because a moved range replaces every node in it.
     """
     blocks = list(IPv4Network(cidr).subnets(_SPLIT))
     public = list(blocks[-1].subnets(_SPLIT))
@@ -36,14 +36,14 @@ def subnet_layout(cidr: str, zones: Sequence[str]) -> dict[str, ZoneRanges]:
 
 
 def named(tags: Tags, name: str) -> dict[str, str]:
-    """The tags of a resource that consoles list by its `Name`."""
+    """Return the tags with a `Name`, which consoles display."""
     return {**tags, "Name": name}
 
 
 class Network(pulumi.ComponentResource):
-    """What nodes stand on.
+    """The network that the nodes run in.
 
-    `efa_group` and `placement_group` are None where the instance type or the capacity has no use for one.
+    `efa_group` and `placement_group` are None where the instance type or the capacity does not use one.
     """
 
     vpc: aws.ec2.Vpc
@@ -55,27 +55,30 @@ class Network(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:Network", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        self.vpc = self._vpc()
-        internet = self._internet()
-        public = self._subnets("public", "kubernetes.io/role/elb", internet.route_table_id)
-        way_out = self._way_out(public[settings.gpu_zone], internet)
-        self.private_subnets = self._subnets("private", "kubernetes.io/role/internal-elb", way_out.route_table_id)
-        self._endpoints(way_out.route_table_id)
-        self.efa_group = self._efa_group() if settings.num_efa_interfaces else None
-        self.placement_group = self._placement_group() if self._packs_nodes else None
+        self.vpc = self._create_vpc()
+        internet = self._create_internet_route()
+        public = self._create_subnets("public", "kubernetes.io/role/elb", internet.route_table_id)
+        nat = self._create_nat_route(public[settings.gpu_zone], internet)
+        self.private_subnets = self._create_subnets("private", "kubernetes.io/role/internal-elb", nat.route_table_id)
+        self._create_endpoints(nat.route_table_id)
+        self.efa_group = self._create_efa_group() if settings.num_efa_interfaces else None
+        self.placement_group = self._create_placement_group() if self._uses_placement_group else None
         self.register_outputs({"vpc_id": self.vpc.id})
 
     @property
     def gpu_subnet(self) -> aws.ec2.Subnet:
-        """The one subnet of GPU nodes and of the file system."""
+        """Return the subnet of the GPU nodes and of the file system."""
         return self.private_subnets[self._settings.gpu_zone]
 
     @property
-    def _packs_nodes(self) -> bool:
-        """A reservation was not made inside our placement group: asking for both finds no capacity, ever."""
+    def _uses_placement_group(self) -> bool:
+        """Return whether GPU nodes start in a placement group of this stack.
+
+        A reservation was created outside the group, so EC2 never finds capacity for a node that requests both.
+        """
         return self._settings.num_efa_interfaces > 0 and self._settings.gpu.capacity in ("on_demand", "spot")
 
-    def _vpc(self) -> aws.ec2.Vpc:
+    def _create_vpc(self) -> aws.ec2.Vpc:
         return aws.ec2.Vpc(
             f"{self._name}-vpc",
             cidr_block=self._settings.network.cidr,
@@ -85,8 +88,8 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _internet(self) -> aws.ec2.Route:
-        """The route of the public subnets, where only the NAT gateway and load balancers live."""
+    def _create_internet_route(self) -> aws.ec2.Route:
+        """Create the route of the public subnets, which hold only the NAT gateway and load balancers."""
         gateway = aws.ec2.InternetGateway(f"{self._name}-igw", vpc_id=self.vpc.id, tags=self._tags, opts=self._child)
         table = aws.ec2.RouteTable(f"{self._name}-public", vpc_id=self.vpc.id, tags=self._tags, opts=self._child)
         return aws.ec2.Route(
@@ -97,9 +100,9 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _way_out(self, public: aws.ec2.Subnet, internet: aws.ec2.Route) -> aws.ec2.Route:
-        """The route of the private subnets: one NAT gateway, in the zone of the GPU nodes."""
-        # A public address in use keeps the internet gateway from being detached, so these are destroyed before it.
+    def _create_nat_route(self, public: aws.ec2.Subnet, internet: aws.ec2.Route) -> aws.ec2.Route:
+        """Create the route of the private subnets through one NAT gateway, in the zone of the GPU nodes."""
+        # A public address in use blocks the detachment of the internet gateway, so these are destroyed first.
         after = pulumi.ResourceOptions(parent=self, depends_on=[internet])
         address = aws.ec2.Eip(f"{self._name}-nat-ip", domain="vpc", tags=self._tags, opts=after)
         gateway = aws.ec2.NatGateway(
@@ -111,15 +114,15 @@ class Network(pulumi.ComponentResource):
         )
         table = aws.ec2.RouteTable(f"{self._name}-private", vpc_id=self.vpc.id, tags=self._tags, opts=self._child)
         return aws.ec2.Route(
-            f"{self._name}-way-out",
+            f"{self._name}-way-out",  # renaming it would replace the route of every node
             route_table_id=table.id,
             destination_cidr_block="0.0.0.0/0",
             nat_gateway_id=gateway.id,
             opts=self._child,
         )
 
-    def _subnets(self, kind: str, role: str, table: pulumi.Output[str]) -> dict[str, aws.ec2.Subnet]:
-        """One subnet a zone, none of which hands out public addresses, all on one route table."""
+    def _create_subnets(self, kind: str, role: str, table: pulumi.Output[str]) -> dict[str, aws.ec2.Subnet]:
+        """Create one subnet in each zone, all on one route table, without public addresses for machines."""
         subnets = {}
         layout = subnet_layout(self._settings.network.cidr, self._settings.zones)
         for zone, ranges in layout.items():
@@ -138,8 +141,8 @@ class Network(pulumi.ComponentResource):
             )
         return subnets
 
-    def _endpoints(self, table: pulumi.Output[str]) -> None:
-        """S3 and ECR without the NAT gateway: datasets, checkpoints and images of many GiB would be billed there."""
+    def _create_endpoints(self, table: pulumi.Output[str]) -> None:
+        """Create endpoints for S3 and ECR: the NAT gateway would bill datasets, checkpoints and images by the GiB."""
         prefix = f"com.amazonaws.{self._settings.region}"
         aws.ec2.VpcEndpoint(
             f"{self._name}-s3",
@@ -153,7 +156,7 @@ class Network(pulumi.ComponentResource):
         https = aws.ec2.SecurityGroupIngressArgs(
             protocol="tcp", from_port=443, to_port=443, cidr_blocks=[self._settings.network.cidr]
         )
-        group = self._group("endpoints", "HTTPS from the VPC to interface endpoints", [https], [])
+        group = self._create_group("endpoints", "HTTPS from the VPC to interface endpoints", [https], [])
         for service in ("api", "dkr"):
             aws.ec2.VpcEndpoint(
                 f"{self._name}-ecr-{service}",
@@ -167,16 +170,17 @@ class Network(pulumi.ComponentResource):
                 opts=self._child,
             )
 
-    def _efa_group(self) -> aws.ec2.SecurityGroup:
-        """Everything from itself and to itself: EFA drops packets whose way out is allowed by an address range only.
+    def _create_efa_group(self) -> aws.ec2.SecurityGroup:
+        """Create a group that allows all traffic from itself and to itself.
 
+        EFA drops packets whose egress rule names an address range instead of the group:
         https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
         """
         to_itself = aws.ec2.SecurityGroupEgressArgs(protocol="-1", from_port=0, to_port=0, self=True)
         from_itself = aws.ec2.SecurityGroupIngressArgs(protocol="-1", from_port=0, to_port=0, self=True)
-        return self._group("efa", "EFA between GPU nodes", [from_itself], [to_itself])
+        return self._create_group("efa", "EFA between GPU nodes", [from_itself], [to_itself])
 
-    def _group(
+    def _create_group(
         self,
         kind: str,
         description: str,
@@ -194,6 +198,6 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _placement_group(self) -> aws.ec2.PlacementGroup:
-        """GPU nodes on one spine of the network."""
+    def _create_placement_group(self) -> aws.ec2.PlacementGroup:
+        """Create the group that places GPU nodes close to each other in the network."""
         return aws.ec2.PlacementGroup(f"{self._name}-gpu", strategy="cluster", tags=self._tags, opts=self._child)

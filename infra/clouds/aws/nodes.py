@@ -1,4 +1,4 @@
-"""Node groups: the launch templates that EC2 starts nodes from, and the pools of EKS on top of them."""
+"""Node groups: EKS node pools and the EC2 launch templates that start their nodes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from infra.clouds.aws.network import Network, Tags, named
 from infra.clouds.aws.settings import Settings
 from infra.contract import GPU_LABEL, GPU_TAINT
 
-#: What a pod that owns a node takes of the huge pages that libfabric wants, and how many pages of 2 MiB a node sets
-#: aside: the EFA installer's own number. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html
+#: Huge pages that a pod with a whole node requests for libfabric, and the number of 2 MiB pages that a node reserves,
+#: which is the EFA installer's number: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html
 HUGE_PAGES_PER_POD = "5120Mi"
 _NUM_HUGE_PAGES = 5128
 
 _CAPACITY_TYPES = {"spot": "SPOT", "capacity_block": "CAPACITY_BLOCK"}
 _TEMPLATE_TAG = "k8s.io/cluster-autoscaler/node-template"
 
-#: nodeadm of the AL2023 image: the node's local disks become one, under containers' own file systems and emptyDir.
+#: Configures nodeadm of the AL2023 image: the local disks form one RAID 0 for container file systems and emptyDir.
 _NODE_CONFIG = """\
 ---
 apiVersion: node.eks.aws/v1alpha1
@@ -38,7 +38,7 @@ spec:
       strategy: RAID0
 """
 
-#: Runs before kubelet starts, which is when kubelet counts huge pages.
+#: Runs before kubelet starts, because kubelet counts huge pages at its start.
 _HUGE_PAGES_SCRIPT = """\
 #!/bin/bash
 set -euo pipefail
@@ -49,7 +49,7 @@ sysctl --load /etc/sysctl.d/90-efa-huge-pages.conf
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node needs to become a node of the cluster; its role's rights outlive it."""
+    """What a node needs to join the cluster. `before` must exist before the first node, and until the last is gone."""
 
     cluster_name: pulumi.Output[str]
     security_group_id: pulumi.Output[str]
@@ -58,9 +58,9 @@ class Membership:
 
 
 def user_data(num_huge_pages: int) -> str:
-    """The MIME document of a GPU node in base64: its disks, and its huge pages where it needs some.
+    """Return a GPU node's user data, a MIME document in base64 that configures its disks and huge pages.
 
-    EKS merges its own part in. The boundary is fixed: a random one would replace every node at every `pulumi up`.
+    EKS merges its own part into it. The boundary is fixed: a random one would replace every node at every `pulumi up`.
     """
     document = MIMEMultipart(boundary="torchrec-cloud")
     config = MIMEBase("application", "node.eks.aws")
@@ -75,10 +75,10 @@ def user_data(num_huge_pages: int) -> str:
 def efa_interfaces(
     num_cards: int, groups: Sequence[pulumi.Input[str]]
 ) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
-    """One EFA interface on every network card; only the first carries IP traffic, so only it takes an address.
+    """Return one EFA interface for each network card; only the first carries IP traffic and has an address.
 
-    Security groups named here replace those that EKS would add, so the cluster's own must be among them. No public
-    address is asked for: with several interfaces EC2 refuses even the question, and the subnet hands out none.
+    These security groups replace the ones that EKS would add, so the cluster's own group must be among them. The
+    public-address option stays unset: EC2 rejects it with several interfaces, and the subnet assigns none.
     """
     return [
         aws.ec2.LaunchTemplateNetworkInterfaceArgs(
@@ -93,17 +93,17 @@ def efa_interfaces(
 
 
 def node_labels(settings: Settings) -> dict[str, str]:
-    """Labels of GPU nodes.
+    """Return the labels of GPU nodes.
 
-    The autoscaler takes a node for a GPU node by the accelerator's label only. Without it, it judges a node in full
-    training by its idle CPUs and takes it away.
+    The autoscaler recognises a GPU node only by the accelerator label. Without the label it removes a node that is
+    training because its CPUs are idle.
     """
     model = catalog.instance(settings.cloud, settings.gpu.instance_type).gpu_model
     return {**GPU_LABEL, "k8s.amazonaws.com/accelerator": "nvidia-" + model.lower().replace(" ", "-")}
 
 
 def node_template_tags(settings: Settings) -> dict[str, str]:
-    """What a GPU node would look like, for an autoscaler that has none to look at."""
+    """Return tags that describe a GPU node to the autoscaler while the group has no node."""
     num_gpus = catalog.instance(settings.cloud, settings.gpu.instance_type).num_gpus
     resources = {"nvidia.com/gpu": str(num_gpus)}
     if settings.num_efa_interfaces:
@@ -117,9 +117,9 @@ def node_template_tags(settings: Settings) -> dict[str, str]:
 
 
 class GpuNodes(pulumi.ComponentResource):
-    """The node group that trains, from a launch template of our own.
+    """The node group of the GPU nodes, from a custom launch template.
 
-    EKS's own templates know neither EFA on every card nor a reservation beside a placement group.
+    The default templates of EKS support neither EFA on every card nor a reservation with a placement group.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class GpuNodes(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:GpuNodes", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        template = self._template(network, member)
-        group = self._group(network, member, template)
-        self._autoscaler_tags(group)
+        template = self._create_template(network, member)
+        group = self._create_group(network, member, template)
+        self._create_autoscaler_tags(group)
         self.register_outputs({"node_group": group.id})
 
-    def _template(self, network: Network, member: Membership) -> aws.ec2.LaunchTemplate:
-        """How EC2 starts a GPU node."""
+    def _create_template(self, network: Network, member: Membership) -> aws.ec2.LaunchTemplate:
+        """Create the launch template from which EC2 starts GPU nodes."""
         gpu, num_efa = self._settings.gpu, self._settings.num_efa_interfaces
         groups = [member.security_group_id, *([network.efa_group.id] if network.efa_group else [])]
         placement = network.placement_group
@@ -159,11 +159,13 @@ class GpuNodes(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _group(self, network: Network, member: Membership, template: aws.ec2.LaunchTemplate) -> aws.eks.NodeGroup:
-        """The group, in one subnet. Its type stands in the template, so `instance_types` stays unset here.
+    def _create_group(
+        self, network: Network, member: Membership, template: aws.ec2.LaunchTemplate
+    ) -> aws.eks.NodeGroup:
+        """Create the group in one subnet; `instance_types` stays unset because the template names the type.
 
-        After the start the autoscaler owns the number of nodes: `pulumi up` must not take nodes from a running job.
-        An update ends a node before it starts the next: a spare machine of these types is rarely to be had meanwhile.
+        After the start the autoscaler owns the number of nodes: `pulumi up` must not remove nodes from a running job.
+        An update stops a node before it starts the next: spare machines of these types are rarely available.
         """
         nodes = self._settings.gpu.nodes
         return aws.eks.NodeGroup(
@@ -188,8 +190,8 @@ class GpuNodes(pulumi.ComponentResource):
             ),
         )
 
-    def _autoscaler_tags(self, group: aws.eks.NodeGroup) -> None:
-        """Tell the autoscaler what a node would offer while there is none to look at."""
+    def _create_autoscaler_tags(self, group: aws.eks.NodeGroup) -> None:
+        """Describe a node's resources to the autoscaler while the group has no node."""
         for key, value in node_template_tags(self._settings).items():
             kind = re.sub(r"[^a-z0-9]+", "-", key.removeprefix(f"{_TEMPLATE_TAG}/").lower())
             aws.autoscaling.Tag(
@@ -201,17 +203,17 @@ class GpuNodes(pulumi.ComponentResource):
 
 
 class SystemNodes(pulumi.ComponentResource):
-    """Two or more small nodes, spread over all zones, for everything but training."""
+    """Two or more small nodes, spread over all zones, for everything except training."""
 
     def __init__(
         self, name: str, settings: Settings, network: Network, member: Membership, opts: pulumi.ResourceOptions
     ) -> None:
         super().__init__("torchrec-cloud:aws:SystemNodes", name, None, opts)
-        wanted, child = settings.system, pulumi.ResourceOptions(parent=self)
+        system, child = settings.system, pulumi.ResourceOptions(parent=self)
         template = aws.ec2.LaunchTemplate(
             f"{name}-template",
-            instance_type=wanted.instance_type,
-            block_device_mappings=[_root_volume(wanted.root_volume_gib)],
+            instance_type=system.instance_type,
+            block_device_mappings=[_root_volume(system.root_volume_gib)],
             metadata_options=_metadata_options(),
             tag_specifications=_tag_specifications(named(settings.labels, name)),
             update_default_version=True,
@@ -227,7 +229,7 @@ class SystemNodes(pulumi.ComponentResource):
             version=settings.cluster.kubernetes_version,
             launch_template=_latest(template),
             scaling_config=aws.eks.NodeGroupScalingConfigArgs(
-                min_size=wanted.num_nodes, desired_size=wanted.num_nodes, max_size=wanted.num_nodes
+                min_size=system.num_nodes, desired_size=system.num_nodes, max_size=system.num_nodes
             ),
             update_config=aws.eks.NodeGroupUpdateConfigArgs(max_unavailable=1),
             node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
@@ -238,12 +240,12 @@ class SystemNodes(pulumi.ComponentResource):
 
 
 def _latest(template: aws.ec2.LaunchTemplate) -> aws.eks.NodeGroupLaunchTemplateArgs:
-    """A changed template becomes a new version, and that an update of the group, node by node."""
+    """Return the newest version of a template, so that a changed template updates the group node by node."""
     return aws.eks.NodeGroupLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str))
 
 
 def _autoscaling_group(resources: Sequence[aws.eks.outputs.NodeGroupResource]) -> str:
-    """The name of the group behind a node group."""
+    """Return the name of the Auto Scaling group behind a node group."""
     groups = resources[0].autoscaling_groups
     assert groups
     assert groups[0].name
@@ -251,14 +253,14 @@ def _autoscaling_group(resources: Sequence[aws.eks.outputs.NodeGroupResource]) -
 
 
 def _market(capacity: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
-    """Spot is asked for on the node group; a capacity block must be asked for here as well."""
+    """Return the market of a capacity block; spot is requested on the node group alone."""
     if capacity != "capacity_block":
         return None
     return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
 
 
 def _reservation(reservation_id: str | None) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
-    """The one reservation or capacity block that nodes may come from."""
+    """Return the reservation or capacity block that nodes must use, None without one."""
     if reservation_id is None:
         return None
     target = aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
@@ -268,7 +270,7 @@ def _reservation(reservation_id: str | None) -> aws.ec2.LaunchTemplateCapacityRe
 
 
 def _root_volume(size_gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
-    """Encrypted with the account's own EBS key: EC2's autoscaling may not use a key of ours without a grant."""
+    """Return a volume encrypted with the account's EBS key: Auto Scaling needs a grant to use a customer key."""
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name="/dev/xvda",
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
@@ -278,13 +280,13 @@ def _root_volume(size_gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
 
 
 def _metadata_options() -> aws.ec2.LaunchTemplateMetadataOptionsArgs:
-    """IMDSv2 only. Two hops, since agents in pods read the instance's identity; the node's role has no data to lose."""
+    """Require IMDSv2, with two hops because agents in pods read the instance's identity."""
     return aws.ec2.LaunchTemplateMetadataOptionsArgs(
         http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=2
     )
 
 
 def _tag_specifications(tags: Tags) -> list[aws.ec2.LaunchTemplateTagSpecificationArgs]:
-    """Tags of what a template starts: EKS passes a node group's own tags on to nothing."""
+    """Return tags for what a template starts, because EKS does not propagate a node group's tags."""
     kinds = ("instance", "volume", "network-interface")
     return [aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=dict(tags)) for kind in kinds]

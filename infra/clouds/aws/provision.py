@@ -1,4 +1,4 @@
-"""From the settings of a stack on AWS to the contract."""
+"""Provisions a stack on AWS: from its settings to the cluster contract."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pulumi
 from infra import catalog
 from infra.addons.fabric import efa_device_plugin
 from infra.addons.gpu import device_plugin
-from infra.clouds.aws.cluster import AUTOSCALER_ACCOUNT
-from infra.clouds.aws.cluster import Cluster as EksCluster
+from infra.clouds.aws.cluster import AUTOSCALER_ACCOUNT, EksCluster
 from infra.clouds.aws.monitoring import Monitoring
 from infra.clouds.aws.network import Network
 from infra.clouds.aws.nodes import HUGE_PAGES_PER_POD
@@ -19,13 +18,13 @@ from infra.components.namespace import training_namespace
 from infra.config.problems import mend
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
 
-#: The share of a node's memory that a pod may take; system pods, huge pages and kubelet need the rest.
+#: The share of a node's memory that a pod may use; system pods, huge pages and kubelet need the rest.
 _MEMORY_SHARE = 0.8
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-    """A VPC, an EKS cluster in it, its storage, registry and monitoring."""
-    _say_who_can_reach_it(settings)
+    """Register a VPC, an EKS cluster in it, its storage, registry and monitoring."""
+    _warn_about_private_api(settings)
     network = Network(f"{name}-network", settings, opts)
     cluster = EksCluster(f"{name}-cluster", settings, network, opts)
     on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
@@ -58,7 +57,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
 
 
 def fabric(settings: Settings) -> Fabric:
-    """EFA where the type has it: no variable is needed, the plugin in the image finds the cards by itself."""
+    """Return EFA where the type has it; it needs no variables, because the plugin in the image detects the cards."""
     if not settings.num_efa_interfaces:
         return Fabric(name="tcp")
     return Fabric(
@@ -70,13 +69,13 @@ def fabric(settings: Settings) -> Fabric:
 
 
 def gpu_pool(settings: Settings) -> GpuPool:
-    """The pool as the contract states it."""
+    """Return the GPU pool in the contract's form."""
     gpu, instance = settings.gpu, catalog.instance(settings.cloud, settings.gpu.instance_type)
     limits = {"nvidia.com/gpu": str(instance.num_gpus)}
     if settings.num_efa_interfaces:
         limits["vpc.amazonaws.com/efa"] = str(settings.num_efa_interfaces)
         limits["hugepages-2Mi"] = HUGE_PAGES_PER_POD
-        # Kubernetes refuses a pod that asks for huge pages and for neither memory nor CPU.
+        # Kubernetes rejects a pod that requests huge pages but neither memory nor CPU.
         limits["memory"] = f"{int(instance.memory_gib * _MEMORY_SHARE)}Gi"
     return GpuPool(
         instance=instance,
@@ -93,7 +92,7 @@ def gpu_pool(settings: Settings) -> GpuPool:
 
 
 def autoscaler(cluster: str, region: str) -> ChartRequest:
-    """The cluster-autoscaler, finding this cluster's groups by the tags that EKS gives them."""
+    """Return the cluster-autoscaler, which finds this cluster's groups by the tags that EKS sets."""
     return ChartRequest(
         "cluster-autoscaler",
         {
@@ -110,12 +109,12 @@ def _registry_login(region: str, registry: ImageRegistry) -> pulumi.Output[str]:
     return pulumi.Output.concat(token, " | docker login --username AWS --password-stdin ", registry.server)
 
 
-def _say_who_can_reach_it(settings: Settings) -> None:
-    """A private control plane is the default, and a person outside the VPC should learn of it before the first wait."""
+def _warn_about_private_api(settings: Settings) -> None:
+    """Warn that the API is private, which is the default, before the user waits for the cluster."""
     if settings.network.authorized_cidrs:
         return
     command = mend("network.authorized_cidrs[0]", "<your address>/32")
     pulumi.log.warn(
-        "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, this one included "
-        f"if `pulumi up` runs here. To reach it from outside: {command}"
+        "network.authorized_cidrs is empty: only machines inside the VPC can reach the Kubernetes API, and `pulumi up` "
+        f"must run on one of them. To allow access from outside: {command}"
     )

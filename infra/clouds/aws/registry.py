@@ -1,4 +1,4 @@
-"""Where the trainer image is pushed; nodes pull from it by their role."""
+"""The registry of the trainer image; nodes pull from it with their IAM role."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUM_IMAGES_KEPT = 30
 
 
 class ImageRegistry(pulumi.ComponentResource):
-    """One ECR repository: tags that cannot be moved, a scan of every push, old images dropped.
+    """One ECR repository with immutable tags, a scan of every push, and expiry of old images.
 
-    It is emptied on destroy: an image is built again from the sources, a repository with images is not deleted.
-    `facts` are for the contract, `server` is the host in front of the repository's path.
+    `force_delete` empties it on destroy: AWS does not delete a repository with images, and images can be rebuilt.
+    `facts` are for the contract, `server` is the registry's host.
     """
 
     facts: Registry
@@ -35,8 +35,8 @@ class ImageRegistry(pulumi.ComponentResource):
             tags=settings.labels,
             opts=child,
         )
-        aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=_lifecycle(), opts=child)
-        # A token of twelve hours, fetched anew by every `pulumi up`; nothing long-lived is stored.
+        aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=_lifecycle_policy(), opts=child)
+        # The token is valid for twelve hours and every `pulumi up` fetches a new one; nothing long-lived is stored.
         token = aws.ecr.get_authorization_token_output(
             registry_id=repository.registry_id, opts=pulumi.InvokeOutputOptions(parent=self)
         )
@@ -50,8 +50,8 @@ class ImageRegistry(pulumi.ComponentResource):
         self.register_outputs({"repository": repository.repository_url})
 
 
-def _lifecycle() -> str:
-    """Keep the newest images; a layer that no image uses costs money for nothing."""
+def _lifecycle_policy() -> str:
+    """Return a policy that keeps only the newest images, because ECR bills every stored layer."""
     rule = {
         "rulePriority": 1,
         "description": f"keep the newest {_NUM_IMAGES_KEPT} images",

@@ -1,4 +1,4 @@
-"""The bucket, FSx for Lustre in front of it, the claim that pods mount, and the identity that may use the bucket."""
+"""The bucket, FSx for Lustre linked to it, the claim that pods mount, and the trainer's access to the bucket."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_kubernetes as k8s
 
-from infra.clouds.aws.cluster import Cluster
+from infra.clouds.aws.cluster import EksCluster
 from infra.clouds.aws.identity import Statement, policy
 from infra.clouds.aws.network import Network, named
 from infra.clouds.aws.settings import Settings
 from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
 
-#: Folders of the bucket: what the trainer writes, and what FSx shows under the same name.
+#: Folders of the bucket: the trainer writes to the first, FSx mirrors the second under the same name.
 CHECKPOINTS = "checkpoints"
 DATASETS = "datasets"
-#: Where the agent of EKS Pod Identity listens on every node.
+#: The address of the EKS Pod Identity agent on every node.
 _POD_IDENTITY_AGENT = "169.254.170.23/32:80"
 
 #: Lustre's ports: https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
@@ -27,7 +27,7 @@ _DAYS_OF_UNFINISHED_UPLOADS = 7
 
 
 class TrainingStorage(pulumi.ComponentResource):
-    """`facts` and `identity` for the contract; `bucket_name` is known once the bucket is."""
+    """The shared storage of a cluster: its `facts` and `identity` for the contract, and the bucket's name."""
 
     facts: Storage
     identity: Identity
@@ -38,7 +38,7 @@ class TrainingStorage(pulumi.ComponentResource):
         name: str,
         settings: Settings,
         network: Network,
-        cluster: Cluster,
+        cluster: EksCluster,
         namespace: k8s.core.v1.Namespace,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
@@ -46,31 +46,29 @@ class TrainingStorage(pulumi.ComponentResource):
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._network, self._cluster = network, cluster
         self._child = pulumi.ResourceOptions(parent=self)
-        wanted = settings.storage
         self.facts = Storage(
             claim_name="datasets",
-            mount_path=wanted.mount_path,
-            size_gib=wanted.size_gib,
+            mount_path=settings.storage.mount_path,
+            size_gib=settings.storage.size_gib,
             access_mode="ReadWriteMany",
             work_folder=settings.work_folder,
             bucket_folder=settings.bucket_folder,
         )
         self.identity = Identity(endpoints=(_POD_IDENTITY_AGENT,))
-        bucket = self._bucket()
+        bucket = self._create_bucket()
         self.bucket_name = bucket.bucket
-        file_system = self._file_system()
-        self._association(file_system, bucket)
-        self._work_folder(bucket)
-        drivers = self._drivers()
-        self._volume(file_system, namespace, drivers)
-        self._trainer_identity(bucket, namespace)
+        file_system = self._create_file_system()
+        self._link_datasets(file_system, bucket)
+        self._create_work_folder(bucket)
+        drivers = self._install_drivers()
+        self._create_volume(file_system, namespace, drivers)
+        self._grant_trainer_access(bucket, namespace)
         self.register_outputs({"bucket": self.bucket_name, "file_system": file_system.id})
 
-    def _bucket(self) -> aws.s3.Bucket:
-        """The bucket and its protections; what is kept stays protected, so they are kept with it.
+    def _create_bucket(self) -> aws.s3.Bucket:
+        """Create the bucket and its protections, which are kept on destroy if the bucket is.
 
-        Encrypted by S3's own keys and not by one of this stack: `pulumi destroy` would delete the key of checkpoints
-        that it was told to keep.
+        S3's own keys encrypt it: `pulumi destroy` would delete a key of this stack while it keeps the checkpoints.
         """
         keep = self._settings.storage.on_destroy == "keep"
         opts = pulumi.ResourceOptions(parent=self, retain_on_delete=keep)
@@ -109,14 +107,14 @@ class TrainingStorage(pulumi.ComponentResource):
             versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
             opts=opts,
         )
-        # S3 refuses two changes of one bucket's policy settings at once, hence the chain.
-        in_turn = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed, versioning]))
-        aws.s3.BucketPolicy(f"{name}-tls-only", bucket=bucket.bucket, policy=_tls_only(bucket), opts=in_turn)
-        self._lifecycle(bucket, in_turn)
+        # S3 rejects concurrent changes of one bucket's policy settings, so they are created one after the other.
+        after = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed, versioning]))
+        aws.s3.BucketPolicy(f"{name}-tls-only", bucket=bucket.bucket, policy=_tls_only(bucket), opts=after)
+        self._create_lifecycle(bucket, after)
         return bucket
 
-    def _lifecycle(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-        """Nothing that nobody can see is paid for: old versions, unfinished uploads, checkpoints past their age."""
+    def _create_lifecycle(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
+        """Expire old versions, unfinished uploads, and checkpoints past their configured age."""
         days = self._settings.storage.expire_checkpoints_after_days
         rules = [
             aws.s3.BucketLifecycleConfigurationRuleArgs(
@@ -142,19 +140,19 @@ class TrainingStorage(pulumi.ComponentResource):
             )
         aws.s3.BucketLifecycleConfiguration(f"{self._name}-lifecycle", bucket=bucket.bucket, rules=rules, opts=opts)
 
-    def _file_system(self) -> aws.fsx.LustreFileSystem:
-        """Lustre beside the GPU nodes; what it holds is in the bucket too, so it needs no backup of its own."""
-        wanted = self._settings.storage
+    def _create_file_system(self) -> aws.fsx.LustreFileSystem:
+        """Create a Lustre file system in the GPU nodes' subnet; it has no backups because the bucket has the data."""
+        settings = self._settings.storage
         return aws.fsx.LustreFileSystem(
             f"{self._name}-lustre",
             deployment_type="PERSISTENT_2",
             storage_type="SSD",
-            storage_capacity=wanted.size_gib,
-            per_unit_storage_throughput=wanted.throughput_mb_per_second_per_tib,
+            storage_capacity=settings.size_gib,
+            per_unit_storage_throughput=settings.throughput_mb_per_second_per_tib,
             file_system_type_version=_LUSTRE_VERSION,
             data_compression_type="LZ4",
             subnet_ids=self._network.gpu_subnet.id,
-            security_group_ids=[self._lustre_group().id],
+            security_group_ids=[self._create_lustre_group().id],
             kms_key_id=self._cluster.key.arn,
             automatic_backup_retention_days=0,
             skip_final_backup=True,
@@ -162,8 +160,8 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _lustre_group(self) -> aws.ec2.SecurityGroup:
-        """Lustre between the file system's own servers, and between them and the nodes."""
+    def _create_lustre_group(self) -> aws.ec2.SecurityGroup:
+        """Create a group that allows Lustre traffic between the file system's servers and with the nodes."""
         nodes = [self._cluster.security_group_id]
         return aws.ec2.SecurityGroup(
             f"{self._name}-lustre-clients",
@@ -186,10 +184,10 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _association(self, file_system: aws.fsx.LustreFileSystem, bucket: aws.s3.Bucket) -> None:
-        """The bucket's datasets as files, in both directions.
+    def _link_datasets(self, file_system: aws.fsx.LustreFileSystem, bucket: aws.s3.Bucket) -> None:
+        """Synchronise the bucket's datasets and the file system in both directions.
 
-        A file that someone deletes to make room stays in the bucket: it is the source, the file system a cache.
+        A file deleted to free space stays in the bucket: the bucket is the source, the file system a cache.
         """
         aws.fsx.DataRepositoryAssociation(
             f"{self._name}-datasets",
@@ -207,11 +205,11 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _work_folder(self, bucket: aws.s3.Bucket) -> None:
-        """A folder of the file system that belongs to the trainer's user; all else there is root's.
+    def _create_work_folder(self, bucket: aws.s3.Bucket) -> None:
+        """Create the one folder of the file system that belongs to the trainer's user; root owns everything else.
 
-        Lustre's root cannot be given away by a pod without root's rights. FSx takes owner and permissions of a folder
-        from the object that stands for it: "POSIX metadata support for data repositories" in its user guide.
+        A pod without root's rights cannot change the owner of Lustre's root. FSx reads a folder's owner and permissions
+        from its object in the bucket: "POSIX metadata support for data repositories" in the FSx user guide.
         """
         keep = self._settings.storage.on_destroy == "keep"
         aws.s3.BucketObjectv2(
@@ -224,37 +222,38 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, retain_on_delete=keep),
         )
 
-    def _drivers(self) -> list[aws.eks.Addon]:
-        """CSI drivers. That of FSx only mounts, so it gets no rights: Pulumi makes the file system, no claim does."""
+    def _install_drivers(self) -> list[aws.eks.Addon]:
+        """Install the CSI drivers; the FSx driver needs no rights, because Pulumi creates the file system it mounts."""
         cluster, name = self._cluster, self._name
-        role = cluster.pod_role(f"{name}-ebs", self, managed=["AmazonEBSCSIDriverPolicy"])
+        role = cluster.create_pod_role(f"{name}-ebs", self, managed=["AmazonEBSCSIDriverPolicy"])
         ebs = ("ebs-csi-controller-sa", role)
         return [
-            cluster.addon(f"{name}-ebs-csi", "aws-ebs-csi-driver", self, after=cluster.ready, identity=ebs),
-            cluster.addon(f"{name}-fsx-csi", "aws-fsx-csi-driver", self, after=cluster.ready),
+            cluster.create_addon(f"{name}-ebs-csi", "aws-ebs-csi-driver", self, after=cluster.ready, identity=ebs),
+            cluster.create_addon(f"{name}-fsx-csi", "aws-fsx-csi-driver", self, after=cluster.ready),
         ]
 
-    def _volume(
+    def _create_volume(
         self,
         file_system: aws.fsx.LustreFileSystem,
         namespace: k8s.core.v1.Namespace,
         drivers: list[aws.eks.Addon],
     ) -> None:
-        """The file system as a volume and the claim on it."""
+        """Create a volume over the file system and the claim that pods mount."""
         source = k8s.core.v1.CSIPersistentVolumeSourceArgs(
             driver="fsx.csi.aws.com",
             volume_handle=file_system.id,
             volume_attributes={"dnsname": file_system.dns_name, "mountname": file_system.mount_name},
         )
         opts = pulumi.ResourceOptions(parent=self, provider=self._cluster.provider, depends_on=drivers)
-        where, labels = namespace.metadata.name, self._tags
-        static_volume(self._name, self.facts, where, labels, opts, csi=source, mount_options=["flock"])
+        static_volume(
+            self._name, self.facts, namespace.metadata.name, self._tags, opts, csi=source, mount_options=["flock"]
+        )
 
-    def _trainer_identity(self, bucket: aws.s3.Bucket, namespace: k8s.core.v1.Namespace) -> None:
-        """What the trainer may do: read and write checkpoints, read datasets, and see what there is.
+    def _grant_trainer_access(self, bucket: aws.s3.Bucket, namespace: k8s.core.v1.Namespace) -> None:
+        """Let the trainer read and write checkpoints, read datasets and list the bucket.
 
-        Listing is not cut to prefixes: S3 then answers 403 instead of 404 for an object that is not there, and a run
-        could not tell a first start from a forbidden one. The bucket holds nothing but these two folders.
+        Listing is not limited to prefixes: S3 would then return 403 instead of 404 for a missing object, and a run
+        could not distinguish a first start from a denied one. The bucket holds only these two folders.
         """
         arn = bucket.arn
         statements = [
@@ -271,7 +270,7 @@ class TrainingStorage(pulumi.ComponentResource):
             ),
             Statement(["s3:GetObject"], [pulumi.Output.concat(arn, f"/{DATASETS}/*")]),
         ]
-        role = self._cluster.pod_role(f"{self._name}-trainer", self, statements=statements)
+        role = self._cluster.create_pod_role(f"{self._name}-trainer", self, statements=statements)
         aws.eks.PodIdentityAssociation(
             f"{self._name}-trainer-identity",
             cluster_name=self._cluster.name,
@@ -284,7 +283,7 @@ class TrainingStorage(pulumi.ComponentResource):
 
 
 def _tls_only(bucket: aws.s3.Bucket) -> pulumi.Output[str]:
-    """Refuse whoever comes without TLS, whatever else allows it."""
+    """Return a policy that denies every request without TLS, whatever else allows it."""
     everything = [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")]
     plain = {"Bool": {"aws:SecureTransport": "false"}}
     return policy([Statement(["s3:*"], everything, effect="Deny", principal="*", condition=plain)])
