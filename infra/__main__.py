@@ -30,7 +30,7 @@ _COST = {"cost": "print what an hour costs, item by item; needs neither engine n
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 2 for a mistake that a person can mend, 1 for an operation that failed."""
+    """Run one subcommand; the exit status is 2 for a mistake that a person can fix, 1 for an operation that failed."""
     arguments = parser().parse_args(argv)
     try:
         if arguments.command in _ENGINE:
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _doctor_options(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "find what stands in the way of a stack, before `up` and after it: result and what to do, check by check"
-    more = "Exit status: 0 fine, 1 something to mend, 2 something could not be looked at."
+    more = "Exit status: 0 fine, 1 something to fix, 2 something could not be looked at."
     command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
     command.add_argument("--stack", metavar="S", help="the stack: Pulumi.<S>.yaml has its settings")
     command.add_argument("--json", action="store_true", help="print the findings as JSON; progress goes to stderr")

@@ -285,7 +285,7 @@ class Serve(Protocol[SettingsT]):
 
 
 class Credentials(Protocol):
-    """A cloud's `credentials.py`: whose resources are reached, and how to tell and mend credentials that are refused.
+    """A cloud's `credentials.py`: whose resources are reached, and how to tell and fix credentials that are refused.
 
     `ASKS` is whether `account` calls the provider, `LOGIN` the command that renews the credentials, and `REFUSED` are
     pieces of the messages of the cloud's provider and tools. The module imports no SDK before `account` is called.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from infra import catalog
-from infra.config.problems import Problem, mend
+from infra.config.problems import Problem, fix_by_setting
 
 if TYPE_CHECKING:
     from infra.config.settings import StackSettings
@@ -77,4 +77,6 @@ def over_budget(settings: StackSettings) -> Iterable[Problem]:
     )
     wrong = f"the stack costs {billed:.2f} USD per hour at gpu.nodes.max: {items}{known}"
     key = "budget.max_usd_per_hour"
-    yield Problem(key, wrong, f"at least {billed:.2f}, or fewer nodes", mend(key, f"{billed + 0.005:.2f}"), ceiling)
+    yield Problem(
+        key, wrong, f"at least {billed:.2f}, or fewer nodes", fix_by_setting(key, f"{billed + 0.005:.2f}"), ceiling
+    )

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from infra import clouds, cost
 from infra.config import checks
-from infra.config.problems import Problem, SettingsError, first_of_each, unset
+from infra.config.problems import Problem, SettingsError, fix_by_removing, keep_first_per_key
 from infra.config.settings import StackSettings
 from infra.config.validation import Path, tolerant
 
@@ -60,7 +60,7 @@ def parse(
     for check in further:
         problems += check(result)
     if problems:
-        raise SettingsError(stack, first_of_each(problems))
+        raise SettingsError(stack, keep_first_per_key(problems))
     return result
 
 
@@ -97,7 +97,7 @@ def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object],
         try:
             raw[key] = json.loads(text) if text.startswith(("{", "[")) else text
         except json.JSONDecodeError as error:
-            problems.append(Problem(key, f"not JSON ({error})", "a structured value", unset(key), text))
+            problems.append(Problem(key, f"not JSON ({error})", "a structured value", fix_by_removing(key), text))
     return raw, problems
 
 
@@ -120,7 +120,9 @@ def _settings(
     reserved = {"project": "the project's name, from Pulumi.yaml", "stack": "the stack's name", **provider}
     reserved["service"] = "job.launcher says it"
     problems = [
-        Problem(key, "not a key of this project", reserved[key], unset(key), raw[key]) for key in reserved if key in raw
+        Problem(key, "not a key of this project", reserved[key], fix_by_removing(key), raw[key])
+        for key in reserved
+        if key in raw
     ]
     data = {key: value for key, value in raw.items() if key not in reserved}
     data |= known

@@ -52,12 +52,12 @@ class Configuration:
         return checked.repaired(self.values, self.project, self.stack, ELSEWHERE)
 
     def _where_it_was_set(self, problem: Problem) -> Problem:
-        """The problem with a mend for the command line, where that is where the key was given."""
+        """The problem with a fix for the command line, where that is where the key was given."""
         if problem.key not in self.overrides:
             return problem
-        *_, key, value = shlex.split(problem.mend)
+        *_, key, value = shlex.split(problem.fix)
         legal = f"--set {key}={value}" if key == problem.key else f"leave --set {problem.key}=... out"
-        return replace(problem, mend=legal)
+        return replace(problem, fix=legal)
 
 
 def files(folder: Path = ROOT) -> list[str]:

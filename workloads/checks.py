@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from infra.config.problems import Problem, mend, unset, unused
+from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
 from trainer.config import TrainConfig
 from workloads.facts import job_nodes
 from workloads.settings import ON_CLUSTERS, SERVICES, JobSettings
@@ -61,10 +61,10 @@ def _service(job: JobSettings, pool: Pool) -> Iterable[Problem]:
     if job.launcher not in pool.services:
         legal = " | ".join([*sorted(ON_CLUSTERS), *pool.services])
         wrong = "a training service of another cloud than this stack's"
-        yield Problem("job.launcher", wrong, legal, mend("job.launcher", "pytorchjob"), job.launcher)
+        yield Problem("job.launcher", wrong, legal, fix_by_setting("job.launcher", "pytorchjob"), job.launcher)
         return
     wrong = f"about pods, and job.launcher {job.launcher} makes none"
-    yield from unused(job, JobSettings.OF_CLUSTERS, wrong, "job.")
+    yield from find_unused(job, JobSettings.OF_CLUSTERS, wrong, "job.")
 
 
 def _image(job: JobSettings, pool: Pool) -> Iterable[Problem]:
@@ -72,33 +72,45 @@ def _image(job: JobSettings, pool: Pool) -> Iterable[Problem]:
         if not pool.has_registry:
             legal = "an image that the nodes can pull or have, or registry.repository to push to"
             yield Problem(
-                "job.image", "missing, and the stack has no registry", legal, mend("job.image", "trainer:dev")
+                "job.image", "missing, and the stack has no registry", legal, fix_by_setting("job.image", "trainer:dev")
             )
     elif not _REFERENCE.match(job.image):
         legal = "name:tag, better name@sha256:<64 hexadecimal digits>, which nobody can move"
-        yield Problem("job.image", "no tag and no digest", legal, mend("job.image", f"{job.image}:<tag>"), job.image)
+        yield Problem(
+            "job.image", "no tag and no digest", legal, fix_by_setting("job.image", f"{job.image}:<tag>"), job.image
+        )
 
 
 def _size(job: JobSettings, pool: Pool) -> Iterable[Problem]:
     nodes = job_nodes(job, pool.nodes_desired)
     if nodes > pool.nodes_max:
         legal = f"1 to gpu.nodes.max ({pool.nodes_max})"
-        yield Problem("job.nodes", "more than the pool may have", legal, mend("gpu.nodes.max", nodes), nodes)
+        yield Problem("job.nodes", "more than the pool may have", legal, fix_by_setting("gpu.nodes.max", nodes), nodes)
     if job.min_nodes and job.min_nodes > nodes:
         legal = f"1 to job.nodes ({nodes})"
         yield Problem(
-            "job.min_nodes", f"more than job.nodes ({nodes})", legal, mend("job.min_nodes", nodes), job.min_nodes
+            "job.min_nodes",
+            f"more than job.nodes ({nodes})",
+            legal,
+            fix_by_setting("job.min_nodes", nodes),
+            job.min_nodes,
         )
     elif job.min_nodes and job.min_nodes < nodes and job.launcher in _FIXED:
         legal = f"job.nodes ({nodes}), or job.launcher pytorchjob"
-        yield Problem("job.min_nodes", _FIXED[job.launcher], legal, mend("job.launcher", "pytorchjob"), job.min_nodes)
+        yield Problem(
+            "job.min_nodes", _FIXED[job.launcher], legal, fix_by_setting("job.launcher", "pytorchjob"), job.min_nodes
+        )
     if job.gpus_per_node and job.gpus_per_node > pool.gpus_per_node:
         legal = f"1 to {pool.gpus_per_node}" if pool.gpus_per_node else "unset: this pool has no GPUs"
-        how = mend("job.gpus_per_node", pool.gpus_per_node) if pool.gpus_per_node else unset("job.gpus_per_node")
+        how = (
+            fix_by_setting("job.gpus_per_node", pool.gpus_per_node)
+            if pool.gpus_per_node
+            else fix_by_removing("job.gpus_per_node")
+        )
         yield Problem("job.gpus_per_node", "more than a node has", legal, how, job.gpus_per_node)
     if job.processes_per_node and pool.gpus_per_node:
         wrong = "the pool has GPUs, and each gets one process"
-        how = unset("job.processes_per_node")
+        how = fix_by_removing("job.processes_per_node")
         yield Problem("job.processes_per_node", wrong, "job.gpus_per_node", how, job.processes_per_node)
 
 
@@ -109,7 +121,9 @@ def _decided(trainer: TrainConfig) -> Iterable[Problem]:
         given = getattr(trainer, section)
         if key in given.model_fields_set:
             name = f"trainer.{path}"
-            yield Problem(name, "decided by the cluster", f"{owner} instead", unset(name), getattr(given, key))
+            yield Problem(
+                name, "decided by the cluster", f"{owner} instead", fix_by_removing(name), getattr(given, key)
+            )
 
 
 def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
@@ -123,7 +137,9 @@ def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Probl
             wrong = f"{world} processes ({nodes} nodes x {per_node}) cannot share it equally"
             fitting = size - size % world or world
             legal = f"multiples of {world}, for example {fitting}"
-            yield Problem("trainer.train.batch_size", wrong, legal, mend("trainer.train.batch_size", fitting), size)
+            yield Problem(
+                "trainer.train.batch_size", wrong, legal, fix_by_setting("trainer.train.batch_size", fitting), size
+            )
             return
         if trainer.eval_batch_size % world:
             wrong, fitting = (
@@ -131,7 +147,7 @@ def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Probl
                 max(world, trainer.eval_batch_size // world * world),
             )
             key = "trainer.train.eval_batch_size"
-            yield Problem(key, wrong, f"multiples of {world}", mend(key, fitting), trainer.eval_batch_size)
+            yield Problem(key, wrong, f"multiples of {world}", fix_by_setting(key, fitting), trainer.eval_batch_size)
             return
 
 
@@ -143,11 +159,15 @@ def _dataset(job: JobSettings, pool: Pool) -> Iterable[Problem]:
     if not there and not _inside(source, pool.mount_path):
         legal = f"bucket, a URI, or a folder below {pool.mount_path}"
         yield Problem(
-            "job.dataset.source", "not on the shared storage", legal, mend("job.dataset.source", "bucket"), source
+            "job.dataset.source",
+            "not on the shared storage",
+            legal,
+            fix_by_setting("job.dataset.source", "bucket"),
+            source,
         )
     elif not job.dataset.preprocess:
         wrong = "the data is on the shared storage already, and job.dataset.preprocess is false: nothing is left to do"
-        yield Problem("job.dataset.source", wrong, "a URI, or unset", unset("job.dataset.source"), source)
+        yield Problem("job.dataset.source", wrong, "a URI, or unset", fix_by_removing("job.dataset.source"), source)
 
 
 def _data_path(trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
@@ -156,7 +176,7 @@ def _data_path(trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
         if path and "://" not in path and not _inside(path, pool.mount_path):
             name = f"trainer.data.{key}"
             legal = f"a URI, or a folder below {pool.mount_path}"
-            yield Problem(name, "not in the pods", legal, mend(name, f"{pool.work_path}/criteo"), path)
+            yield Problem(name, "not in the pods", legal, fix_by_setting(name, f"{pool.work_path}/criteo"), path)
 
 
 def _inside(path: str, folder: str) -> bool:
@@ -173,4 +193,6 @@ def _egress(job: JobSettings) -> Iterable[Problem]:
             legal = False
         if not legal:
             key = f"job.egress[{number}]"
-            yield Problem(key, "not cidr:port", "for example 10.1.2.3/32:9000", mend(key, "10.1.2.3/32:9000"), entry)
+            yield Problem(
+                key, "not cidr:port", "for example 10.1.2.3/32:9000", fix_by_setting(key, "10.1.2.3/32:9000"), entry
+            )

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from infra import catalog
 from infra.catalog import InstanceType
-from infra.config.problems import mend
+from infra.config.problems import fix_by_setting
 from trainer.config import TrainConfig
 from workloads.cli.errors import EXIT_OK, CliError, one_line
 from workloads.facts import job_nodes
@@ -64,7 +64,9 @@ def read(arguments: argparse.Namespace) -> Wanted:
     nodes = arguments.nodes or job_nodes(job, int((gpu.get("nodes") or {}).get("desired", 2)))
     cloud, name = arguments.cloud or keys.get("cloud"), arguments.instance_type or gpu.get("instance_type")
     if name is None and cloud is not None and any(catalog.instances(cloud)):
-        raise CliError(f"gpu.instance_type is missing; `{mend('gpu.instance_type', catalog.instances(cloud)[0].name)}`")
+        raise CliError(
+            f"gpu.instance_type is missing; `{fix_by_setting('gpu.instance_type', catalog.instances(cloud)[0].name)}`"
+        )
     instance = instance_of(cloud if not arguments.instance_type or arguments.cloud else None, name) if name else None
     per_node = job.gpus_per_node or (instance.num_gpus if instance else job.processes_per_node or 1)
     if instance and per_node > instance.num_gpus:

@@ -105,13 +105,13 @@ def _of_policies(violations: Sequence[Complaint], attempt: Attempt) -> Operation
         return None
     lines = [f"  {_subject(item)}: {_one_line(item.message, 400)}" for item in dict.fromkeys(violations)]
     count = "1 violation" if len(lines) == 1 else f"{len(lines)} violations"
-    end = f"  mend the settings, or configure the rule with --policy-config FILE, then: {attempt.again}"
+    end = f"  fix the settings, or configure the rule with --policy-config FILE, then: {attempt.again}"
     return OperationError("\n".join([f"policies stop {attempt.verb} of stack {attempt.stack!r}: {count}", *lines, end]))
 
 
 def _of_settings(complaints: Sequence[Complaint]) -> OperationError | None:
-    """The program's own message about its settings is complete: it names every key and its mend."""
-    found = next((item.message for item in complaints if item.of_program and "to mend\n" in item.message), None)
+    """The program's own message about its settings is complete: it names every key and its fix."""
+    found = next((item.message for item in complaints if item.of_program and "to fix\n" in item.message), None)
     return OperationError(found) if found else None
 
 
@@ -127,7 +127,7 @@ def _of_resources(complaints: Sequence[Complaint], attempt: Attempt) -> Operatio
     lines += [f"and {len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     lines += [f"left: {attempt.left}"] if attempt.left else []
     after = f"   (or take it all away: python -m infra destroy --stack {attempt.stack})"
-    lines += [f"mend the cause, then: {attempt.again}{after if attempt.verb == 'up' else ''}"]
+    lines += [f"fix the cause, then: {attempt.again}{after if attempt.verb == 'up' else ''}"]
     return OperationError("\n  ".join(lines), FAILED)
 
 

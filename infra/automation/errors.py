@@ -6,7 +6,7 @@ FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 
 
 class OperationError(Exception):
-    """An operation that did not happen (`exit_code` 2: mend the input) or did not finish (1: run it again)."""
+    """An operation that did not happen (`exit_code` 2: fix the input) or did not finish (1: run it again)."""
 
     def __init__(self, message: str, exit_code: int = USER_ERROR) -> None:
         self.exit_code = exit_code

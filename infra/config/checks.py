@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 from itertools import combinations
 
 from infra import catalog
-from infra.config.problems import Problem, mend
+from infra.config.problems import Problem, fix_by_setting
 
 
 def node_counts(low: int, desired: int, high: int, key: str = "gpu.nodes") -> list[Problem]:
@@ -20,14 +20,16 @@ def node_counts(low: int, desired: int, high: int, key: str = "gpu.nodes") -> li
                 f"{key}.desired",
                 f"more than {key}.max ({high})",
                 f"{low} to {high}",
-                mend(f"{key}.max", desired),
+                fix_by_setting(f"{key}.max", desired),
                 desired,
             )
         )
     if low > desired:
         legal = f"0 to {key}.desired ({desired})"
         problems.append(
-            Problem(f"{key}.min", f"more than {key}.desired ({desired})", legal, mend(f"{key}.min", desired), low)
+            Problem(
+                f"{key}.min", f"more than {key}.desired ({desired})", legal, fix_by_setting(f"{key}.min", desired), low
+            )
         )
     return problems
 
@@ -45,7 +47,7 @@ def reservation(capacity: str, reservation_id: str | None, reserved: Iterable[st
     if needs and not reservation_id:
         wrong = f"missing, and gpu.capacity is {capacity!r}"
         legal = "the id of the reservation"
-        return [Problem("gpu.reservation_id", wrong, legal, mend("gpu.reservation_id", "<id>"))]
+        return [Problem("gpu.reservation_id", wrong, legal, fix_by_setting("gpu.reservation_id", "<id>"))]
     return []
 
 
@@ -55,7 +57,11 @@ def one_of(key: str, value: str, legal: Iterable[str]) -> list[Problem]:
     if value in options:
         return []
     close = difflib.get_close_matches(value, options, n=1) or options[:1]
-    return [Problem(key, "not known here", " | ".join(options), mend(key, close[0] if close else "<value>"), value)]
+    return [
+        Problem(
+            key, "not known here", " | ".join(options), fix_by_setting(key, close[0] if close else "<value>"), value
+        )
+    ]
 
 
 def instance_of_cloud(cloud: str, name: str, key: str = "gpu.instance_type") -> list[Problem]:
@@ -65,7 +71,7 @@ def instance_of_cloud(cloud: str, name: str, key: str = "gpu.instance_type") -> 
         return []
     other = next((item.cloud for item in catalog.instances() if item.name == name), None)
     wrong = f"an instance type of {other}, and cloud is {cloud!r}" if other else f"not in the catalog of {cloud!r}"
-    return [Problem(key, wrong, problem.legal, problem.mend, name) for problem in one_of(key, name, own)]
+    return [Problem(key, wrong, problem.allowed, problem.fix, name) for problem in one_of(key, name, own)]
 
 
 def zone_in_region(zone_key: str, zone: str, region: str, separator: str = "") -> list[Problem]:
@@ -76,7 +82,11 @@ def zone_in_region(zone_key: str, zone: str, region: str, separator: str = "") -
     example = f"{region}{separator}a"
     return [
         Problem(
-            zone_key, f"not a zone of {region}", f"{example}, {region}{separator}b ...", mend(zone_key, example), zone
+            zone_key,
+            f"not a zone of {region}",
+            f"{example}, {region}{separator}b ...",
+            fix_by_setting(zone_key, example),
+            zone,
         )
     ]
 
@@ -89,7 +99,7 @@ def disjoint(cidrs: Mapping[str, str]) -> list[Problem]:
         if first.overlaps(second):
             free = _free_network(second.prefixlen, networks.values())
             problems.append(
-                Problem(two, f"overlaps {one} ({first})", "a range of its own", mend(two, free), str(second))
+                Problem(two, f"overlaps {one} ({first})", "a range of its own", fix_by_setting(two, free), str(second))
             )
     return problems
 
@@ -113,7 +123,9 @@ def inside(key: str, cidr: str, outer_key: str, outer: str) -> list[Problem]:
     proposal = next(
         IPv4Network(outer).subnets(new_prefix=max(IPv4Network(cidr).prefixlen, IPv4Network(outer).prefixlen))
     )
-    return [Problem(key, f"outside {outer_key} ({outer})", f"a range within {outer}", mend(key, proposal), cidr)]
+    return [
+        Problem(key, f"outside {outer_key} ({outer})", f"a range within {outer}", fix_by_setting(key, proposal), cidr)
+    ]
 
 
 def holds(key: str, cidr: str, num_addresses: int, why: str, num_reserved: int = 5) -> list[Problem]:
@@ -124,11 +136,11 @@ def holds(key: str, cidr: str, num_addresses: int, why: str, num_reserved: int =
     prefix = 32 - (num_addresses + num_reserved - 1).bit_length()
     wrong = f"{network.num_addresses - num_reserved} usable addresses, {num_addresses} needed for {why}"
     wider = network.supernet(new_prefix=prefix)
-    return [Problem(key, wrong, f"/{prefix} or wider", mend(key, wider), cidr)]
+    return [Problem(key, wrong, f"/{prefix} or wider", fix_by_setting(key, wider), cidr)]
 
 
 def size_step(key: str, size_gib: int, legal: str, nearest: int | None) -> list[Problem]:
     """A size that the service refuses: `nearest` is the closest legal one, None where `size_gib` is legal."""
     if nearest is None:
         return []
-    return [Problem(key, "a size that the service refuses", legal, mend(key, nearest), size_gib)]
+    return [Problem(key, "a size that the service refuses", legal, fix_by_setting(key, nearest), size_gib)]

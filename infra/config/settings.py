@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from infra import catalog, cost
 from infra.config import checks
-from infra.config.problems import Problem, unused
+from infra.config.problems import Problem, find_unused
 
 #: The folder of the shared storage that the trainer's user may write to, where a cloud has no reason for another.
 WORK_FOLDER = "work"
@@ -143,9 +143,9 @@ class StackSettings(Section):
         """Mistakes across sections; a cloud extends it with `yield from super().problems()` first."""
         yield from self.gpu.problems()
         if self.service:
-            yield from unused(self, self.of_clusters, f"of a cluster, and {self.service} has none")
+            yield from find_unused(self, self.of_clusters, f"of a cluster, and {self.service} has none")
         else:
-            yield from unused(self, self.for_services, f"read with job.launcher {' | '.join(self.services)} alone")
+            yield from find_unused(self, self.for_services, f"read with job.launcher {' | '.join(self.services)} alone")
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
         """What an hour costs with so many GPU nodes; a cloud adds its control plane, system nodes and storage."""

@@ -1,4 +1,4 @@
-"""Pydantic's errors told as problems: the key as a person types it, the value seen, what is legal, the mend."""
+"""Pydantic's errors told as problems: the key as a person types it, the value seen, what is legal, the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from infra.config.problems import Problem, mend, unset
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 
 Path = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -108,14 +108,14 @@ class _Teller:
         if item["type"] == "missing":
             return _missing(key, info)
         if item["type"] == "tuple_type":
-            return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", unset(key), item["input"])]
+            return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", fix_by_removing(key), item["input"])]
         wrong = item["msg"].removeprefix("Value error, ")
         if _section(info) and item["type"] == "value_error":
             # Keys of the section contradict each other: the message says how, a person decides which of them to change.
-            return [Problem(key, wrong, "keys that agree", mend(f"{key}.<key>", "<value>"), item["input"])]
+            return [Problem(key, wrong, "keys that agree", fix_by_setting(f"{key}.<key>", "<value>"), item["input"])]
         example = _example(info) if info else "<value>"
         legal, value = _legal(item, example)
-        return [Problem(key, wrong[:1].lower() + wrong[1:], legal, mend(key, value), item["input"])]
+        return [Problem(key, wrong[:1].lower() + wrong[1:], legal, fix_by_setting(key, value), item["input"])]
 
     def _unknown(self, key: str, item: ErrorDetails) -> Problem:
         """A key that nobody reads, with those that are read at its place."""
@@ -128,7 +128,7 @@ class _Teller:
         legal = sorted([*own, *(self.siblings if top else ())])
         close = difflib.get_close_matches(str(last), legal, n=1)
         hint = f"unknown key, did you mean {close[0]!r}?" if close else "unknown key"
-        return Problem(key, hint, ", ".join(legal), unset(key), item["input"])
+        return Problem(key, hint, ", ".join(legal), fix_by_removing(key), item["input"])
 
 
 def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
@@ -150,7 +150,7 @@ def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
         inner = section.model_fields.items()
         return [found for name, field in inner if field.is_required() for found in _missing(f"{key}.{name}", field)]
     example = _example(info) if info else "<value>"
-    return [Problem(key, "missing", f"for example {example}", mend(key, example))]
+    return [Problem(key, "missing", f"for example {example}", fix_by_setting(key, example))]
 
 
 def _legal(item: ErrorDetails, example: object) -> tuple[str, object]:

@@ -24,16 +24,16 @@ from infra.config.problems import Problem, SettingsError
 from infra.doctor import cluster, guides, images, job, runner, tools
 from infra.findings.common_causes import BUDGET, SETTING, STATE
 from infra.findings.model import (
-    CannotAskError,
     Check,
     CloudDoctor,
     Context,
     Finding,
+    QueryFailedError,
     Status,
-    named,
     ok,
     problem,
     skipped,
+    with_check_name,
 )
 
 FINE, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def exit_code(found: Sequence[Finding]) -> int:
-    """1 where something is to be mended, 2 where nothing is and something could not be looked at, else 0."""
+    """1 where something is to be fixed, 2 where nothing is and something could not be looked at, else 0."""
     states = {item.status for item in found}
     return PROBLEMS if "problem" in states else COULD_NOT_RUN if "unknown" in states else FINE
 
@@ -86,7 +86,7 @@ def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None 
     found = runner.run(_limited(first, seconds), f"stack {name}: this machine")
     if not seen.usable:
         rest = "settings come first: nothing else was looked at"
-        return [*found, *named("cloud", skipped(rest))]
+        return [*found, *with_check_name("cloud", skipped(rest))]
     job_section = seen.stack.sections["job"].model_extra or {}
     told = dataclasses.asdict(outputs[0]) if outputs[0] else None
     context = Context(seen.stack.settings, read.values, job_section, told)
@@ -137,14 +137,9 @@ class _Settings:
     def findings(self) -> list[Finding]:
         wrong = [item for item in self.problems if item.key != _BUDGET_KEY]
         if wrong:
-            return [problem(SETTING, _told(item), mend=item.mend) for item in wrong]
+            return [problem(SETTING, item.summary, fix=item.fix) for item in wrong]
         keys = sum(key.startswith(f"{self.read.project}:") for key in self.read.values)
         return [ok(f"{keys} keys of Pulumi.{self.read.stack}.yaml and Pulumi.yaml are legal")]
-
-
-def _told(item: Problem) -> str:
-    seen = "" if item.seen is None else f" = {item.seen!r}"
-    return f"{item.key}{seen}: {item.wrong}; legal: {item.legal}"
 
 
 def budget(seen: _Settings) -> Finding:
@@ -153,7 +148,7 @@ def budget(seen: _Settings) -> Finding:
     nodes, ceiling = settings.gpu.nodes, settings.budget.max_usd_per_hour
     over = [item for item in seen.problems if item.key == _BUDGET_KEY]
     if over:
-        return problem(BUDGET, _told(over[0]), mend=over[0].mend)
+        return problem(BUDGET, over[0].summary, fix=over[0].fix)
     billed = [
         cost.HourlyCost(settings.cost_lines(count)).billed(settings.interruptible)
         for count in (nodes.desired, nodes.max)
@@ -166,9 +161,9 @@ def _state(name: str, folder: Path, outputs: list[StackOutputs | None]) -> Findi
     try:
         outputs[0] = LiveStack(name, folder=folder, display=Silent()).outputs_if_up()
     except OperationError as error:
-        what, _, mend = str(error).partition("; run: ")
-        raise CannotAskError(
-            STATE, " ".join(what.split()), must_act=True, mend=mend or "pulumi login; pulumi stack ls"
+        what, _, fix = str(error).partition("; run: ")
+        raise QueryFailedError(
+            STATE, " ".join(what.split()), is_problem=True, fix=fix or "pulumi login; pulumi stack ls"
         ) from None
     if outputs[0] is None:
         return ok("not up yet: what follows is about what `up` will need")
@@ -185,11 +180,11 @@ def show(stack: str, found: Sequence[Finding], code: int) -> None:
     for item in found:
         name, before = ("" if item.check == before else item.check), item.check
         state = Text(_WORDS[item.status], style=_COLOURS[item.status])
-        table.add_row(Text(name), state, Text(item.result), Text(item.cure))
+        table.add_row(Text(name), state, Text(item.result), Text(item.fix))
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     counts = Counter(item.status for item in found)
-    words = {"problem": "to mend", "unknown": "could not be looked at", "ok": "fine", "skipped": "left out"}
+    words = {"problem": "to fix", "unknown": "could not be looked at", "ok": "fine", "skipped": "left out"}
     parts = [f"{counts[status]} {text}" for status, text in words.items() if counts[status]]  # type: ignore[index]
     console.print(Text(f"\nstack {stack}: {', '.join(parts)}", style="green" if code == FINE else "bold"))

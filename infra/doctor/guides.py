@@ -32,7 +32,7 @@ def lists() -> dict[str, Sequence[Cause]]:
 
 def table(causes: Sequence[Cause]) -> str:
     """Rows of Markdown: what one sees, why, what to do."""
-    rows = (f"| {_cell(item.sign)} | {_cell(item.why)} | {_cell(item.general)} |" for item in causes)
+    rows = (f"| {_cell(item.symptom)} | {_cell(item.reason)} | {_cell(item.generic_fix)} |" for item in causes)
     return "\n".join(["| you see | why | what to do |", "| --- | --- | --- |", *rows]) + "\n"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from infra.doctor.tools import ROOT
 from infra.findings.common_causes import API_CLOSED, JOB, JOB_LOG
-from infra.findings.model import CannotAskError, Check, Finding, ok, problem, skipped
+from infra.findings.model import Check, Finding, QueryFailedError, ok, problem, skipped
 
 _SECONDS = 60.0
 _WELL = ("running", "succeeded", "stopped", "queued")
@@ -71,7 +71,7 @@ def _workloads(*words: str, allow: Sequence[int] = (0, 1)) -> subprocess.Complet
         process_group=0,
     )
     if answer.returncode not in allow:
-        raise CannotAskError(API_CLOSED, _line(answer.stderr) or f"`python -m workloads {words[0]}` failed")
+        raise QueryFailedError(API_CLOSED, _line(answer.stderr) or f"`python -m workloads {words[0]}` failed")
     return answer
 
 

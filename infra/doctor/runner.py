@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from infra.findings.common_causes import BROKEN, SLOW
-from infra.findings.model import CannotAskError, Check, Finding, named, skipped, unknown
+from infra.findings.model import Check, Finding, QueryFailedError, skipped, unknown, with_check_name
 
 _BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -56,19 +56,21 @@ class _Round:
                 continue
             self._waiting.remove(check)
             if before is not None and any(item.status in ("problem", "unknown", "skipped") for item in before):
-                self._found[check.name] = named(check.name, skipped(f"needs {check.needs!r}, which comes first"))
+                self._found[check.name] = with_check_name(
+                    check.name, skipped(f"needs {check.needs!r}, which comes first")
+                )
                 continue
             self._running[check.name] = (check, time.monotonic())
             threading.Thread(target=self._ask, args=(check,), daemon=True).start()
 
     def _ask(self, check: Check) -> None:
         try:
-            found = named(check.name, check.run())
-        except CannotAskError as error:
-            found = named(check.name, error.finding)
+            found = with_check_name(check.name, check.run())
+        except QueryFailedError as error:
+            found = with_check_name(check.name, error.finding)
         except Exception as error:  # one broken check must not cost the answers of the others
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            found = named(check.name, unknown(BROKEN, told))
+            found = with_check_name(check.name, unknown(BROKEN, told))
         self._answers.put((check.name, found))
 
     def _collect(self) -> None:
@@ -84,7 +86,7 @@ class _Round:
         for name, (check, since) in list(self._running.items()):
             if time.monotonic() - since > check.seconds:
                 del self._running[name]
-                self._found[name] = named(name, unknown(SLOW, f"no answer in {check.seconds:g} s"))
+                self._found[name] = with_check_name(name, unknown(SLOW, f"no answer in {check.seconds:g} s"))
 
 
 class Progress:

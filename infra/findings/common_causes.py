@@ -46,21 +46,21 @@ STATE = Cause(
     "state",
     "`pulumi` asks for a login or a passphrase, or the stack is locked",
     "where states are kept cannot be read with what this shell knows",
-    "{mend}",
+    "{fix}",
     guide="pulumi login; export PULUMI_CONFIG_PASSPHRASE=...; where a lock is left: pulumi cancel --stack <stack>",
 )
 SETTING = Cause(
     "settings",
-    "`... settings to mend`",
+    "`... settings to fix`",
     "a key of Pulumi.<stack>.yaml has a value that is not legal",
-    "{mend}",
+    "{fix}",
     guide="the command under each of them: pulumi config set --path <key> <value>",
 )
 BUDGET = Cause(
     "budget",
     "preview ends with `the stack costs ... USD per hour at gpu.nodes.max`",
     "the pool at its maximum costs more than budget.max_usd_per_hour",
-    "{mend}, or fewer nodes: pulumi config set --path gpu.nodes.max N",
+    "{fix}, or fewer nodes: pulumi config set --path gpu.nodes.max N",
     guide="pulumi config set --path budget.max_usd_per_hour <usd>, or --path gpu.nodes.max with fewer nodes",
 )
 NO_BUILDER = Cause(

@@ -8,14 +8,14 @@ from typing import Any
 import yaml
 
 from infra.findings.common_causes import API_CLOSED, API_FORBIDDEN, API_LOGIN
-from infra.findings.model import CannotAskError
+from infra.findings.model import QueryFailedError
 
 Object = Mapping[str, Any]
 _TIMEOUT = (5, 20)
 
 
 class Kube:
-    """One cluster. What it does not answer is a CannotAskError with the cause."""
+    """One cluster. What it does not answer is a QueryFailedError with the cause."""
 
     def __init__(self, kubeconfig: str, login: str) -> None:
         """From a kubeconfig's text, which is never written to a disk; `login` renews its credentials."""
@@ -27,7 +27,7 @@ class Kube:
         except (ConfigException, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
             # The error's text may quote the file, credentials and all.
             told = f"the kubeconfig cannot be used ({type(error).__name__})"
-            raise CannotAskError(API_LOGIN, told, must_act=True, login=login) from None
+            raise QueryFailedError(API_LOGIN, told, is_problem=True, login=login) from None
         self._client.configuration.retries = False
         self.host = str(self._client.configuration.host)
 
@@ -51,7 +51,7 @@ class Kube:
             return self._refused(path, error)
         except HTTPError as error:
             told = f"{self.host} does not answer ({type(getattr(error, 'reason', None) or error).__name__})"
-            raise CannotAskError(API_CLOSED, told) from None
+            raise QueryFailedError(API_CLOSED, told) from None
         assert isinstance(found, dict), f"{path} is no object"
         return found
 
@@ -64,9 +64,9 @@ class Kube:
             return {}
         what = path.rpartition("/")[2]
         if error.status == 403:  # HTTP: forbidden
-            raise CannotAskError(API_FORBIDDEN, f"{self.host} refuses to list {what} (403)", what=what) from None
+            raise QueryFailedError(API_FORBIDDEN, f"{self.host} refuses to list {what} (403)", what=what) from None
         if error.status == 401:  # HTTP: unauthorised
-            raise CannotAskError(
-                API_LOGIN, f"{self.host} knows nobody by these credentials", must_act=True, login=self._login
+            raise QueryFailedError(
+                API_LOGIN, f"{self.host} knows nobody by these credentials", is_problem=True, login=self._login
             ) from None
-        raise CannotAskError(API_CLOSED, f"{self.host} answers {error.status} for {what}") from None
+        raise QueryFailedError(API_CLOSED, f"{self.host} answers {error.status} for {what}") from None

@@ -1,4 +1,4 @@
-"""A check, what it finds, and the causes that it knows: the one list that tables of results and of guides come from."""
+"""Checks, findings and causes: both the result table and the guides' tables are generated from them."""
 
 from __future__ import annotations
 
@@ -10,85 +10,86 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from infra.config.settings import StackSettings
 
-#: `unknown`: the check could not be made. `skipped`: it makes no sense here, or waits for another to be mended.
+#: `unknown`: the check could not run. `skipped`: the check does not apply, or a check that it needs did not pass.
 Status = Literal["ok", "problem", "unknown", "skipped"]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One thing that goes wrong: what a person sees when nobody looked first, why, and the cure.
+    """A known failure: its symptom when no check ran first, its reason and its fix.
 
-    `{name}` in a cure is filled in by the check that found it, and shows as `<name>` in a guide; where all of a cure
-    comes from the case, `guide` is what a guide says instead.
+    The check that finds it fills in each `{name}` of the fix; a guide shows `<name>`. If the whole fix depends on the
+    case, a guide shows `guide` instead.
     """
 
     key: str
-    sign: str
-    why: str
-    cure: str
+    symptom: str
+    reason: str
+    fix: str
     guide: str = ""
 
-    def cured(self, values: Mapping[str, object]) -> str:
-        """The cure of one case."""
-        return self.cure.format_map(values)
+    def format_fix(self, values: Mapping[str, object]) -> str:
+        """Return the fix of one case."""
+        return self.fix.format_map(values)
 
     @property
-    def general(self) -> str:
-        """The cure for anyone, its blanks left open."""
+    def generic_fix(self) -> str:
+        """Return the fix with placeholders, for a guide."""
         if self.guide:
             return self.guide
-        names = {name for _, name, _, _ in string.Formatter().parse(self.cure) if name}
-        return self.cure.format_map({name: f"<{name}>" for name in names})
+        names = {name for _, name, _, _ in string.Formatter().parse(self.fix) if name}
+        return self.fix.format_map({name: f"<{name}>" for name in names})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the result. `cause` is the key of the cause that `cure` comes from, empty where nothing is wrong."""
+    """One row of the result; `cause` is the key of the cause that `fix` comes from, empty if nothing is wrong."""
 
     status: Status
     result: str
-    cure: str = ""
+    fix: str = ""
     cause: str = ""
     check: str = ""
 
 
-class CannotAskError(Exception):
-    """A question that was not answered; a row of status unknown, or a problem where a person `must_act`."""
+class QueryFailedError(Exception):
+    """A query without an answer; its finding has the status unknown, or problem if the user has to act."""
 
-    def __init__(self, cause: Cause, result: str, *, must_act: bool = False, **values: object) -> None:
-        self.finding = (problem if must_act else unknown)(cause, result, **values)
+    def __init__(self, cause: Cause, result: str, *, is_problem: bool = False, **values: object) -> None:
+        """Build the finding; `values` fill in the cause's fix."""
+        self.finding = (problem if is_problem else unknown)(cause, result, **values)
         super().__init__(result)
 
 
 def ok(result: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding that needs no action."""
     return Finding("ok", result)
 
 
 def problem(cause: Cause, result: str, **values: object) -> Finding:
-    """Something to mend before going on."""
-    return Finding("problem", result, cause.cured(values), cause.key)
+    """Return a finding that the user has to fix; `values` fill in the cause's fix."""
+    return Finding("problem", result, cause.format_fix(values), cause.key)
 
 
 def unknown(cause: Cause, result: str, **values: object) -> Finding:
-    """Something that nobody could look at."""
-    return Finding("unknown", result, cause.cured(values), cause.key)
+    """Return the finding of a check that could not run; `values` fill in the cause's fix."""
+    return Finding("unknown", result, cause.format_fix(values), cause.key)
 
 
 def skipped(result: str) -> Finding:
-    """Something that does not concern this stack, or not yet."""
+    """Return the finding of a check that does not apply to this stack, or not yet."""
     return Finding("skipped", result)
 
 
-def named(check: str, found: Finding | Sequence[Finding]) -> list[Finding]:
-    """What a check found, under its name."""
+def with_check_name(check: str, found: Finding | Sequence[Finding]) -> list[Finding]:
+    """Return the findings labelled with the name of their check."""
     listed = [found] if isinstance(found, Finding) else found
     return [replace(item, check=item.check or check) for item in listed]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question. `needs` is the name of a check without whose `ok` this one makes no sense."""
+    """A named query with a time limit; it is skipped unless the check named by `needs` is ok."""
 
     name: str
     run: Callable[[], Finding | Sequence[Finding]]
@@ -98,10 +99,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Context:
-    """What the checks of one stack are made from.
+    """The input of one stack's checks.
 
-    `values` is the raw configuration (`namespace:key` to text), `job` the section of that name, `outputs` what the
-    last `up` told, None before it.
+    `values` is the raw configuration (`namespace:key` to text), `job` the section of that name, `outputs` the outputs
+    of the last `up`, None before the first one.
     """
 
     settings: StackSettings
@@ -111,24 +112,24 @@ class Context:
 
     @property
     def stack(self) -> str:
-        """The stack's name."""
+        """Return the stack's name."""
         return self.settings.stack
 
 
 class CloudDoctor(Protocol):
-    """A cloud's `doctor.py`. It imports the cloud's client in its functions only.
+    """The interface of a cloud's `doctor.py`, which imports the cloud's client only inside its functions.
 
-    `CAUSES` are those of this cloud, `PACKAGES` the Pulumi SDKs that its program loads.
+    `CAUSES` are the causes specific to this cloud, `PACKAGES` the Pulumi SDKs that its program loads.
     """
 
     CAUSES: Sequence[Cause]
     PACKAGES: Sequence[str]
 
     def checks(self, context: Context) -> Sequence[Check]:
-        """What to ask the cloud; the first is who is asking, and the others need it."""
+        """Return the checks of the cloud account; the first checks the credentials, and the others need it."""
 
     def devices(self, settings: Any) -> Mapping[str, int]:
-        """What Kubernetes must advertise on one GPU node beside GPUs: the fabric's devices."""
+        """Return the fabric devices that Kubernetes must advertise on each GPU node, in addition to its GPUs."""
 
     def login(self, context: Context, host: str) -> tuple[str, str] | None:
-        """User and password for a registry of this cloud; None for another's."""
+        """Return user and password for a registry of this cloud, None for any other registry."""

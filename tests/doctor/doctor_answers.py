@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
-from infra.findings.model import CannotAskError, Check, Finding, named
+from infra.findings.model import Check, Finding, QueryFailedError, with_check_name
 
 Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, object]]
 
@@ -84,9 +84,9 @@ def asked(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
         if check.needs and check.needs not in found:
             ask(check.needs)
         try:
-            found[name] = named(name, check.run())
-        except CannotAskError as error:
-            found[name] = named(name, error.finding)
+            found[name] = with_check_name(name, check.run())
+        except QueryFailedError as error:
+            found[name] = with_check_name(name, error.finding)
 
     for name in names or tuple(by_name):
         if name not in found:

@@ -83,8 +83,8 @@ def test_a_quota_that_is_too_small_names_the_command_that_raises_it(
     finding = one(asked(doctor.checks(context("aws")), "quota"), "quota")
     assert finding.status == "problem"
     assert "96 vCPUs, 0 in use by others, 192 needed for 2 x p4d.24xlarge" in finding.result
-    assert f"--quota-code {P_ON_DEMAND} --desired-value 192 --region us-west-2" in finding.cure
-    assert "gpu.nodes.max 1" in finding.cure, "one node fits into 96 vCPUs"
+    assert f"--quota-code {P_ON_DEMAND} --desired-value 192 --region us-west-2" in finding.fix
+    assert "gpu.nodes.max 1" in finding.fix, "one node fits into 96 vCPUs"
 
 
 @pytest.mark.usefixtures("account")
@@ -126,7 +126,7 @@ def test_a_zone_without_the_type_is_answered_with_one_that_has_it(context: Conte
     finding = one(asked(doctor.checks(settings), "instance type"), "instance type")
     assert finding.status == "problem"
     assert finding.result == "us-west-2d does not offer g5.xlarge; us-west-2a, us-west-2b, us-west-2c do"
-    assert finding.cure == "pulumi config set --path gpu.zone us-west-2a"
+    assert finding.fix == "pulumi config set --path gpu.zone us-west-2a"
 
 
 @pytest.mark.usefixtures("account")
@@ -179,7 +179,7 @@ def test_a_reservation_must_be_active_of_the_type_in_the_zone_and_have_room(
     finding = ask.reservation()
     assert not isinstance(finding, list)
     assert finding.status == ("problem" if cure else "ok")
-    assert cure in finding.cure
+    assert cure in finding.fix
 
 
 @pytest.mark.usefixtures("account")
@@ -188,7 +188,7 @@ def test_ranges_that_meet_another_vpc_are_told_with_a_free_one(context: Contexts
     finding = one(asked(doctor.checks(context("aws")), "addresses"), "addresses")
     assert finding.status == "ok", "two networks that are not connected may use the same addresses"
     assert "10.0.0.0/16 overlaps vpc-" in finding.result
-    assert finding.cure.endswith("network.cidr 10.1.0.0/16")
+    assert finding.fix.endswith("network.cidr 10.1.0.0/16")
 
 
 @pytest.mark.usefixtures("account")
@@ -197,7 +197,7 @@ def test_a_region_full_of_vpcs_is_told(context: Contexts, quotas: dict[str, floa
     finding = one(asked(doctor.checks(context("aws")), "quota of the network"), "quota of the network")
     assert finding.status == "problem", "moto's default VPC is one"
     assert finding.result == "1 of 1 VPCs in use"
-    assert f"--service-code vpc --quota-code {VPCS} --desired-value 6" in finding.cure
+    assert f"--service-code vpc --quota-code {VPCS} --desired-value 6" in finding.fix
 
 
 @pytest.mark.usefixtures("account")
@@ -224,7 +224,7 @@ def test_without_credentials_the_login_is_the_cure(context: Contexts, monkeypatc
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     finding = one(asked(doctor.checks(context("aws")), "credentials"), "credentials")
     assert (finding.status, finding.cause) == ("problem", "aws-credentials")
-    assert finding.cure.startswith("aws sso login")
+    assert finding.fix.startswith("aws sso login")
 
 
 @pytest.mark.usefixtures("account")

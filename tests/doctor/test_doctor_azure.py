@@ -97,7 +97,7 @@ def test_a_provider_that_is_not_registered_names_its_command(arm: Recorded, cont
     arm.put("/page2", {"value": [{"namespace": name, "registrationState": "NotRegistered"} for name in NAMESPACES[6:]]})
     found = asked(doctor.checks(context("azure")), "resource providers")["resource providers"]
     assert found[0].result == "Microsoft.Network is NotRegistered"
-    assert found[0].cure == "az provider register --namespace Microsoft.Network --wait"
+    assert found[0].fix == "az provider register --namespace Microsoft.Network --wait"
     assert len(found) == len(NAMESPACES[6:])
 
 
@@ -106,7 +106,7 @@ def test_a_feature_that_is_not_registered_names_its_commands(arm: Recorded, cont
     arm.put(path, {"properties": {"state": "NotRegistered"}})
     finding = one(asked(doctor.checks(context("azure")), "features"), "features")
     assert finding.status == "problem"
-    assert "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport" in finding.cure
+    assert "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_size_must_be_sold_in_the_place_and_to_this_subscription(
     finding = one(asked(doctor.checks(context("azure", settings)), "instance type"), "instance type")
     assert finding.status == "problem"
     assert result in finding.result
-    assert cure in finding.cure
+    assert cure in finding.fix
 
 
 def test_a_quota_of_the_family_that_is_too_small_says_how_many_cores_to_ask_for(
@@ -145,8 +145,8 @@ def test_a_quota_of_the_family_that_is_too_small_says_how_many_cores_to_ask_for(
     finding = one(asked(doctor.checks(context("azure")), "quota"), "quota")
     assert finding.status == "problem"
     assert finding.result == f"{FAMILY}: 192 cores, 96 in use, 192 needed for 2 x Standard_ND96asr_v4"
-    assert f"ask for 288 cores of {FAMILY} in eastus" in finding.cure
-    assert finding.cure.endswith("gpu.nodes.max 1")
+    assert f"ask for 288 cores of {FAMILY} in eastus" in finding.fix
+    assert finding.fix.endswith("gpu.nodes.max 1")
 
 
 def test_a_family_that_is_not_listed_has_no_quota(arm: Recorded, context: Contexts) -> None:
@@ -229,7 +229,7 @@ def test_the_subscription_is_the_one_that_the_provider_would_use(
     assert doctor.chosen_subscription({}) == "of-the-command"
     program.write_text("#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\" >&2; exit 1\n")
     finding = one(asked(doctor.checks(context("azure")), "credentials"), "credentials")
-    assert (finding.status, finding.cause, finding.cure) == ("problem", "azure-credentials", "az login")
+    assert (finding.status, finding.cause, finding.fix) == ("problem", "azure-credentials", "az login")
 
 
 def test_a_pool_with_infiniband_must_advertise_its_functions(context: Contexts) -> None:

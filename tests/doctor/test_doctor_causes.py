@@ -17,7 +17,11 @@ EVERY = [cause for causes in lists().values() for cause in causes]
 #: Causes that no question can find beforehand, and which only the guides tell.
 TOLD_ONLY = {"aws-capacity", "aws-efa", "azure-capacity", "azure-private", "gcp-capacity"}
 #: Blanks that two checks fill in the same way for all causes of their kind.
-SOURCES = [*(ROOT / "infra" / "doctor").glob("*.py"), *(ROOT / "infra" / "clouds").glob("*/doctor.py")]
+SOURCES = [
+    path
+    for pattern in ("*.py", "doctor/*.py", "findings/kube.py", "clouds/*/doctor.py")
+    for path in (ROOT / "infra").glob(pattern)
+]
 
 
 def test_every_cause_has_a_key_of_its_own() -> None:
@@ -35,7 +39,9 @@ def test_every_cause_that_is_not_only_told_is_used_by_a_check(name: str) -> None
         value.key: key for key, value in vars(__import__(module, fromlist=["x"])).items() if isinstance(value, Cause)
     }
     for cause in lists()[name]:
-        uses = len(re.findall(rf"\b(?:problem|unknown|CannotAskError|advertised)\([^#]*?\b{names[cause.key]}\b", code))
+        uses = len(
+            re.findall(rf"\b(?:problem|unknown|QueryFailedError|advertised)\([^#]*?\b{names[cause.key]}\b", code)
+        )
         if cause.key in TOLD_ONLY:
             assert uses == 0, f"{cause.key} is found by a check: take it off the list"
         else:
@@ -44,13 +50,13 @@ def test_every_cause_that_is_not_only_told_is_used_by_a_check(name: str) -> None
 
 @pytest.mark.parametrize("cause", EVERY, ids=lambda cause: cause.key)
 def test_a_cause_says_what_is_seen_why_and_what_to_do(cause: Cause) -> None:
-    assert cause.sign
-    assert cause.why
-    assert cause.cure
-    for text in (cause.sign, cause.why):
+    assert cause.symptom
+    assert cause.reason
+    assert cause.fix
+    for text in (cause.symptom, cause.reason):
         assert not any(name for _, name, _, _ in string.Formatter().parse(text)), "only a cure has blanks"
-    assert not {"<mend>", "<login>", "<install>"} & set(re.findall(r"<\w+>", cause.general)), "a guide must say what"
-    assert "<" not in cause.sign, "a blank inside code would not show in a guide"
+    assert not {"<fix>", "<login>", "<install>"} & set(re.findall(r"<\w+>", cause.generic_fix)), "a guide must say what"
+    assert "<" not in cause.symptom, "a blank inside code would not show in a guide"
 
 
 @pytest.mark.parametrize("path", sorted(guides.files()), ids=lambda path: str(path.relative_to(ROOT)))
@@ -66,9 +72,9 @@ def test_every_list_stands_in_a_guide() -> None:
 
 def test_a_table_that_has_drifted_is_written_anew_and_one_of_an_unknown_list_refused(tmp_path: Path) -> None:
     text = "before\n<!-- causes: cluster -->\nold\n<!-- /causes -->\nafter\n"
-    mended = guides.written(text, tmp_path)
-    assert mended.startswith("before\n<!-- causes: cluster -->\n| you see | why | what to do |\n")
-    assert mended.endswith("<!-- /causes -->\nafter\n")
-    assert "old" not in mended
+    fixed = guides.written(text, tmp_path)
+    assert fixed.startswith("before\n<!-- causes: cluster -->\n| you see | why | what to do |\n")
+    assert fixed.endswith("<!-- /causes -->\nafter\n")
+    assert "old" not in fixed
     with pytest.raises(ValueError, match="no list of causes 'nope'"):
         guides.written(text.replace("cluster", "nope"), tmp_path)

@@ -73,7 +73,7 @@ def test_a_node_that_is_not_ready_is_named_with_its_reason(well: FakeCluster, lo
     node(well, "gpu-c", ready="False")
     finding = one(look("nodes"), "nodes")
     assert (finding.status, finding.result) == ("problem", "gpu-c: container runtime network not ready")
-    assert "kubectl describe node gpu-c" in finding.cure
+    assert "kubectl describe node gpu-c" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_an_operator_whose_pods_do_not_work_is_named(well: FakeCluster, look: Lo
         "kube-system/efa: 0 of 2 pods work",
         "monitoring/prometheus: 1 of 2 pods work",
     ]
-    assert found[0].cure.startswith("kubectl --namespace kube-system describe daemonset efa")
+    assert found[0].fix.startswith("kubectl --namespace kube-system describe daemonset efa")
 
 
 def test_credentials_that_the_server_does_not_know_are_a_problem_and_end_the_questions(look: Look) -> None:
     finding = one(look("kubernetes", token="wrong"), "kubernetes")
-    assert (finding.status, finding.cause, finding.cure) == ("problem", "api-login", "aws sso login")
+    assert (finding.status, finding.cause, finding.fix) == ("problem", "api-login", "aws sso login")
 
 
 def test_what_may_not_be_listed_is_not_known(well: FakeCluster, look: Look) -> None:
@@ -148,7 +148,7 @@ def test_a_server_that_does_not_answer_names_the_setting_that_lets_this_machine_
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
     found = asked(checks_of.checks(context("aws"), {}, yaml.safe_dump(config), "login"), "kubernetes")
     assert one(found, "kubernetes").cause == "api-unreachable"
-    assert "network.authorized_cidrs" in one(found, "kubernetes").cure
+    assert "network.authorized_cidrs" in one(found, "kubernetes").fix
 
 
 # --- a cluster that exists, before `up` ---
@@ -172,7 +172,7 @@ def test_a_cluster_that_exists_must_have_nodes_enough(well: FakeCluster, before_
     assert one(before_up("nodes"), "nodes").status == "ok"
     finding = one(before_up("nodes", gpu__nodes__max=4, gpu__nodes__desired=4), "nodes")
     assert finding.result == "3 of 3 nodes will do, gpu.nodes.desired is 4"
-    assert finding.cure.startswith("pulumi config set --path gpu.nodes.desired 3")
+    assert finding.fix.startswith("pulumi config set --path gpu.nodes.desired 3")
 
 
 def test_a_folder_of_a_node_is_shared_with_no_other(well: FakeCluster, before_up: Look) -> None:
@@ -242,7 +242,7 @@ def test_the_first_error_of_each_log_is_told(up: FakeCluster) -> None:
     up.logs[second] = [line("train", **TRAIN), "all is well, no errors here"]
     finding = one({"logs": _listed(job_checks.logs("aws"))}, "logs")
     assert finding.result == f"{first}: RuntimeError: no"
-    assert finding.cure.endswith(f"--pod {first}")
+    assert finding.fix.endswith(f"--pod {first}")
 
 
 def _listed(found: Finding | list[Finding]) -> list[Finding]:

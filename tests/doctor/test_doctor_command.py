@@ -95,7 +95,7 @@ def test_a_problem_ends_with_1_and_stands_in_the_table_with_its_cure(doctor: Doc
     assert "PROBLEM" in row
     assert "1 of 1 nodes will do" in row
     assert "pulumi config set --path gpu.nodes.desired 1" in row
-    assert told.out.splitlines()[-1].startswith("stack local: 1 to mend")
+    assert told.out.splitlines()[-1].startswith("stack local: 1 to fix")
     assert "checks ..." in told.err, "progress goes to stderr"
 
 
@@ -112,9 +112,9 @@ def test_settings_that_are_wrong_come_first_and_are_all_told(doctor: Doctor) -> 
     code, told = doctor("--json", gpu={"nodes": {"desired": 3, "max": 1}}, namespace="Not Legal")
     rows = [row for row in told["checks"] if row["check"] == "settings"]
     assert code == 1
-    assert any(row["result"].startswith("gpu.nodes.desired = 3") for row in rows)
+    assert any(row["result"].startswith("gpu.nodes.desired: more than gpu.nodes.max (1): got 3") for row in rows)
     assert any("namespace" in row["result"] for row in rows)
-    assert all(row["cure"].startswith("pulumi config set") for row in rows)
+    assert all(row["fix"].startswith("pulumi config set") for row in rows)
     assert not [row for row in told["checks"] if row["check"] == "nodes"], "asked about settings that nobody meant"
 
 
@@ -156,7 +156,7 @@ def test_a_client_that_is_not_installed_is_a_row_with_the_command(
     from doctor_answers import asked, one
 
     finding = one(asked(module.checks(context(stack)), "credentials"), "credentials")
-    assert (finding.status, finding.cause, finding.cure) == ("unknown", "client-missing", "make install-doctor")
+    assert (finding.status, finding.cause, finding.fix) == ("unknown", "client-missing", "make install-doctor")
 
 
 def test_a_cloud_without_a_doctor_is_looked_at_by_what_all_share(

@@ -83,7 +83,7 @@ def test_each_quota_that_is_too_small_is_told(
     google.put(COMPUTE, {"quotas": [project, quota("NETWORKS", 15)]})
     problems = [item for item in findings(context("gcp"), "quota") if item.status == "problem"]
     assert [item.result for item in problems] == [wrong]
-    assert "ask for 16 of" in problems[0].cure
+    assert "ask for 16 of" in problems[0].fix
 
 
 @pytest.mark.parametrize("capacity", ["spot", "flex_start"])
@@ -110,27 +110,27 @@ def test_a_zone_without_the_type_is_answered_with_one_that_has_it(google: Record
     (finding,) = findings(context("gcp"), "machine type")
     assert finding.status == "problem"
     assert finding.result == "us-central1-a has no a2-highgpu-8g; us-central1-f, us-east1-b do"
-    assert finding.cure == "pulumi config set gcp:zone us-central1-f"
+    assert finding.fix == "pulumi config set gcp:zone us-central1-f"
 
 
 def test_a_service_that_is_off_is_told_by_the_list_and_by_the_refusal(google: Recorded, context: Contexts) -> None:
     google.put(f"{PROJECT}/services", {"services": [{"config": {"name": "serviceusage.googleapis.com"}}]})
     (finding,) = findings(context("gcp"), "services")
-    assert finding.cure == (
+    assert finding.fix == (
         "gcloud services enable cloudresourcemanager.googleapis.com compute.googleapis.com --project my-project"
     )
     told = "Compute Engine API has not been used in project 42 before or it is disabled: compute.googleapis.com"
     google.put(TYPE, refusal(403, told, errors=[{"reason": "accessNotConfigured"}]), 403)
     (finding,) = findings(context("gcp"), "machine type")
     assert (finding.status, finding.cause) == ("unknown", "gcp-service")
-    assert finding.cure == "gcloud services enable compute.googleapis.com --project my-project"
+    assert finding.fix == "gcloud services enable compute.googleapis.com --project my-project"
 
 
 def test_a_project_without_billing_is_told(google: Recorded, context: Contexts) -> None:
     google.put(f"{PROJECT}/billingInfo", {"billingEnabled": False})
     (finding,) = findings(context("gcp"), "billing")
     assert finding.status == "problem"
-    assert finding.cure.startswith("gcloud billing projects link my-project")
+    assert finding.fix.startswith("gcloud billing projects link my-project")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_reservation_must_be_ready_of_the_type_and_have_room(
     settings = context("gcp", {"gpu.capacity": "reservation", "gpu.reservation_id": "gpus"})
     (finding,) = findings(settings, "reservation")
     assert finding.status == ("problem" if cure else "ok")
-    assert cure in finding.cure
+    assert cure in finding.fix
 
 
 def test_a_shared_reservation_is_looked_for_in_its_own_project(google: Recorded, context: Contexts) -> None:
@@ -180,7 +180,7 @@ def test_without_a_login_for_programs_the_login_is_the_cure(context: Contexts, m
 
     monkeypatch.setattr(google.auth, "default", nobody)
     (finding,) = findings(context("gcp"), "credentials")
-    assert (finding.status, finding.cure) == ("problem", "gcloud auth application-default login")
+    assert (finding.status, finding.fix) == ("problem", "gcloud auth application-default login")
 
 
 def test_the_bucket_of_a_stack_that_is_up_must_be_there(google: Recorded, context: Contexts) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from infra.doctor import runner
 from infra.findings.common_causes import NO_CLIENT, SLOW
-from infra.findings.model import CannotAskError, Cause, Check, Finding, ok, problem
+from infra.findings.model import Cause, Check, Finding, QueryFailedError, ok, problem
 
 
 def run(*checks: Check) -> dict[str, Finding]:
@@ -39,7 +39,7 @@ def test_a_check_that_takes_too_long_is_given_up_and_the_others_are_told() -> No
 def test_what_needs_a_check_that_failed_is_left_out(first: Finding | None) -> None:
     def who() -> Finding:
         if first is None:
-            raise CannotAskError(NO_CLIENT, "missing")
+            raise QueryFailedError(NO_CLIENT, "missing")
         return first
 
     found = run(Check("who", who), Check("then", lambda: pytest.fail("asked"), needs="who"))
@@ -87,5 +87,5 @@ def test_ctrl_c_does_not_wait_for_a_check(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_blanks_of_a_cure_are_filled_for_a_case_and_named_for_a_guide() -> None:
     cause = Cause("k", "sign", "why", "ask for {value} of {metric}")
-    assert problem(cause, "r", value=8, metric="GPUS").cure == "ask for 8 of GPUS"
-    assert cause.general == "ask for <value> of <metric>"
+    assert problem(cause, "r", value=8, metric="GPUS").fix == "ask for 8 of GPUS"
+    assert cause.generic_fix == "ask for <value> of <metric>"

@@ -19,7 +19,7 @@ def test_without_the_engine_the_command_that_installs_it_is_the_cure(monkeypatch
     monkeypatch.setenv("PATH", "/nowhere")
     finding = tools.engine()
     assert (finding.status, finding.cause) == ("problem", "pulumi-cli")
-    assert f"--version {version('pulumi')}" in finding.cure
+    assert f"--version {version('pulumi')}" in finding.fix
 
 
 def test_an_engine_that_is_too_old_is_refused(pulumi: Pulumi) -> None:
@@ -59,7 +59,7 @@ def test_packages_that_are_not_those_of_the_list_are_named(tmp_path: Path, monke
     finding = tools.packages_in_step()
     assert finding.status == "problem"
     assert finding.result == f"pyyaml is {version('pyyaml')}, pinned 1.0; no-such-package is missing, pinned 2.0"
-    assert finding.cure.startswith("make install-infra")
+    assert finding.fix.startswith("make install-infra")
 
 
 def test_the_pins_of_the_real_list_are_all_read() -> None:

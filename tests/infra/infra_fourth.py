@@ -9,9 +9,9 @@ SETTINGS = '''
 from collections.abc import Iterable
 from typing import Literal
 from pydantic import Field
-from infra import checks
-from infra.problems import Problem
-from infra.settings import Cidr, ManagedGpuSettings, ManagedStackSettings, NetworkSettings
+from infra.config import checks
+from infra.config.problems import Problem
+from infra.config.settings import Cidr, ManagedGpuSettings, ManagedStackSettings, NetworkSettings
 
 
 class Gpu(ManagedGpuSettings):
@@ -46,8 +46,8 @@ import pulumi
 import pulumi_kubernetes as k8s
 from infra import catalog
 from infra.contract import GPU_LABEL, GPU_TAINT, Cluster, Fabric, GpuPool, Identity, Registry, Storage
-from infra.namespace import training_namespace
-from infra.volume import static_volume
+from infra.components.namespace import training_namespace
+from infra.components.volume import static_volume
 
 
 class FourthCluster(pulumi.ComponentResource):

@@ -1,4 +1,4 @@
-"""What the engine's verbs tell a person: progress, errors and their mends, outputs. No engine is started here."""
+"""What the engine's verbs tell a person: progress, errors and their fixes, outputs. No engine is started here."""
 
 from __future__ import annotations
 
@@ -340,9 +340,9 @@ def test_the_sections_that_are_checked_elsewhere_are_those_of_the_workloads() ->
 def test_a_mistake_in_set_is_mended_where_it_was_made() -> None:
     with pytest.raises(SettingsError) as error:
         configuration.read("gcp", {"gpu.nodez": "1", "gpu.nodes.max": "0"}).parse()
-    mends = {problem.key: problem.mend for problem in error.value.problems}
-    assert mends["gpu.nodez"] == "leave --set gpu.nodez=... out"
-    assert mends["gpu.nodes.desired"].startswith("pulumi config set"), "this one is in the file"
+    fixes = {problem.key: problem.fix for problem in error.value.problems}
+    assert fixes["gpu.nodez"] == "leave --set gpu.nodez=... out"
+    assert fixes["gpu.nodes.desired"].startswith("pulumi config set"), "this one is in the file"
 
 
 def test_the_cost_is_that_of_the_outputs_and_needs_no_engine() -> None:

@@ -156,7 +156,7 @@ def test_an_error_in_the_middle_says_what_failed_what_is_left_and_what_to_run(pr
     told = shown.stderr[shown.stderr.index("error: ") :].splitlines()
     assert told[0] == "error: pulumi-python:dynamic:Resource second: QuotaExceeded: no more of these"
     assert told[1].strip() == "left: 1 resources in the state"
-    assert told[2].strip().startswith("mend the cause, then: python -m infra up --stack local")
+    assert told[2].strip().startswith("fix the cause, then: python -m infra up --stack local")
     assert "Traceback" not in shown.stderr
     assert re.search(r"^created +pulumi-python:dynamic:Resource  first  \d+\.\d s$", shown.stderr, re.MULTILINE)
     (project / "fail").unlink()

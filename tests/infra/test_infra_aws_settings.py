@@ -71,7 +71,7 @@ def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "legal", "mend"),
+    ("keys", "key", "legal", "fix"),
     [
         (
             {"gpu": {"instance_type": "a2-highgpu-8g"}},
@@ -135,12 +135,12 @@ def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
     ],
 )
 def test_a_mistake_is_told_with_what_is_legal_and_the_command_that_mends_it(
-    keys: Mapping[str, Any], key: str, legal: str, mend: str
+    keys: Mapping[str, Any], key: str, legal: str, fix: str
 ) -> None:
     found = _problems(keys)
     assert set(found) == {key}, "one mistake, one problem"
-    assert legal in found[key].legal
-    assert mend in found[key].mend
+    assert legal in found[key].allowed
+    assert fix in found[key].fix
 
 
 def test_the_zone_of_a_reservation_joins_the_default_zones_and_moves_none_of_them() -> None:
@@ -155,12 +155,12 @@ def test_sizes_that_fsx_offers_are_taken(size_gib: int) -> None:
 
 
 def test_a_missing_or_foreign_region_is_a_problem_of_its_own() -> None:
-    assert _problems({}, None)["aws:region"].mend == "pulumi config set aws:region us-west-2"
+    assert _problems({}, None)["aws:region"].fix == "pulumi config set aws:region us-west-2"
     assert set(_problems({}, "cn-north-1")) == {"aws:region"}
 
 
 def test_names_that_aws_refuses_are_told_before_it_does() -> None:
-    assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].mend
+    assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].fix
     assert _problems({"tags": {"owner": "me", "cost_centre": "tests", "extra": {"aws:x": "y"}}})
 
 

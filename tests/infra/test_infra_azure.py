@@ -701,10 +701,10 @@ def _problems(settings: Mapping[str, Any], location: str = "eastus") -> dict[str
     return {problem.key: problem for problem in caught.value.problems}
 
 
-def _mended(settings: dict[str, Any], problems: Mapping[str, Problem]) -> dict[str, Any]:
+def _fixed(settings: dict[str, Any], problems: Mapping[str, Problem]) -> dict[str, Any]:
     """The settings after a person ran every command; keys in brackets are indices, from the last to the first."""
     for problem in reversed(list(problems.values())):
-        _, _, verb, *rest = problem.mend.replace("'", "").split()
+        _, _, verb, *rest = problem.fix.replace("'", "").split()
         key, value = rest[1], rest[2] if verb == "set" else None
         *parents, last = key.split(".")
         owner = settings
@@ -758,14 +758,14 @@ def test_all_mistakes_are_told_at_once_each_with_what_is_wrong() -> None:
         "system.instance_type": "not known here",
         "kubernetes.kms_vault_id": "missing beside kubernetes.kms_key_id",
     }
-    found = {key: problem.wrong for key, problem in _problems(BROKEN).items()}
+    found = {key: problem.message for key, problem in _problems(BROKEN).items()}
     assert found == expected
 
 
 def test_running_every_command_mends_every_mistake() -> None:
     broken: dict[str, Any] = json.loads(json.dumps(BROKEN))
     broken["kubernetes"] = {}
-    settings = _settings(_mended(broken, _problems(broken)))
+    settings = _settings(_fixed(broken, _problems(broken)))
     assert settings.storage.size_gib == 2048
     network = settings.network
     ranges = [IPv4Network(cidr) for cidr in [*network.subnets.values(), network.pods_cidr, network.services_cidr]]
@@ -782,8 +782,8 @@ def test_nothing_is_registered_when_a_setting_is_wrong(stack: Stack) -> None:
 @pytest.mark.parametrize(("size", "nearest"), [(100, 1024), (1500, 2048), (200_000, 102_400)])
 def test_a_netapp_size_that_is_refused_prints_the_legal_steps_and_the_nearest(size: int, nearest: int) -> None:
     problem = _problems({"storage": {"size_gib": size}})["storage.size_gib"]
-    assert "1024, 2048, 3072 ... 102400" in problem.legal
-    assert problem.mend == f"pulumi config set --path storage.size_gib {nearest}"
+    assert "1024, 2048, 3072 ... 102400" in problem.allowed
+    assert problem.fix == f"pulumi config set --path storage.size_gib {nearest}"
 
 
 @pytest.mark.parametrize("size", [1024, 5120, 102_400])
@@ -793,19 +793,19 @@ def test_whole_tebibytes_are_legal(size: int) -> None:
 
 @pytest.mark.parametrize("zone", ["4", "westus-1", "a", "eastus1", "eastus-4"])
 def test_a_zone_outside_the_region_is_refused(zone: str) -> None:
-    assert _problems({"gpu": {"instance_type": "Standard_ND96asr_v4", "zone": zone}})["gpu.zone"].mend.endswith(" 1")
+    assert _problems({"gpu": {"instance_type": "Standard_ND96asr_v4", "zone": zone}})["gpu.zone"].fix.endswith(" 1")
 
 
 def test_a_region_without_zones_has_none_to_choose() -> None:
     problem = _problems({"gpu": {"instance_type": "Standard_ND96asr_v4", "zone": "1"}}, "westus")["gpu.zone"]
-    assert problem.mend == "pulumi config rm --path gpu.zone"
+    assert problem.fix == "pulumi config rm --path gpu.zone"
 
 
 def test_a_vnet_too_small_for_its_nodes_is_refused_with_one_that_is_wide_enough() -> None:
     gpu = {"instance_type": "Standard_ND96asr_v4", "nodes": {"desired": 2, "max": 100}}
     network: dict[str, Any] = {"cidr": "10.0.0.0/25"}
     problem = _problems({"gpu": gpu, "network": network})["network.cidr"]
-    network["cidr"] = problem.mend.split()[-1]
+    network["cidr"] = problem.fix.split()[-1]
     assert _settings({"gpu": gpu, "network": network})
 
 
@@ -813,8 +813,8 @@ def test_two_subnets_that_overlap_are_moved_apart_within_the_vnet() -> None:
     network = {"cidr": "192.168.0.0/16", "netapp_cidr": "192.168.0.0/24", "endpoints_cidr": "192.168.0.0/24"}
     problems = _problems({"network": network})
     assert set(problems) == {"network.netapp_cidr", "network.endpoints_cidr"}, "the carved subnet stays where it is"
-    mended = _settings(_mended({"network": dict(network)}, problems)).network
-    ranges = [IPv4Network(cidr) for cidr in mended.subnets.values()]
+    fixed = _settings(_fixed({"network": dict(network)}, problems)).network
+    ranges = [IPv4Network(cidr) for cidr in fixed.subnets.values()]
     assert not any(one.overlaps(two) for one in ranges for two in ranges if one is not two)
     assert all(cidr.subnet_of(IPv4Network("192.168.0.0/16")) for cidr in ranges)
 
@@ -822,18 +822,18 @@ def test_two_subnets_that_overlap_are_moved_apart_within_the_vnet() -> None:
 def test_the_overlay_has_a_range_for_every_node() -> None:
     gpu = {"instance_type": "Standard_ND96asr_v4", "nodes": {"desired": 2, "max": 20}}
     problem = _problems({"gpu": gpu, "network": {"pods_cidr": "10.244.0.0/20"}})["network.pods_cidr"]
-    assert "4096 usable addresses, 5888 needed for a /24 for each of 23 nodes" in problem.wrong
+    assert "4096 usable addresses, 5888 needed for a /24 for each of 23 nodes" in problem.message
 
 
 def test_a_placement_group_beside_a_reservation_is_refused() -> None:
     gpu = {"instance_type": "Standard_ND96asr_v4", "capacity": "reservation", "reservation_id": RESERVATION}
     problem = _problems({"gpu": gpu, "network": {"proximity_placement": True}})["network.proximity_placement"]
-    assert problem.mend == "pulumi config rm --path network.proximity_placement"
+    assert problem.fix == "pulumi config rm --path network.proximity_placement"
 
 
 def test_a_reservation_that_is_no_group_is_refused_with_an_example() -> None:
     gpu = {"instance_type": "Standard_ND96asr_v4", "capacity": "reservation", "reservation_id": "cr-123"}
-    assert "capacityReservationGroups" in _problems({"gpu": gpu})["gpu.reservation_id"].legal
+    assert "capacityReservationGroups" in _problems({"gpu": gpu})["gpu.reservation_id"].allowed
 
 
 def test_a_missing_location_names_the_providers_key() -> None:

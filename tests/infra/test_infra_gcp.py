@@ -691,10 +691,10 @@ def test_all_mistakes_of_a_stack_are_told_at_once() -> None:
         "system.instance_type": "not known here",
         "storage.size_gib": "a size that the service refuses",
     }
-    assert {key: problem.wrong for key, problem in found.items()} == expected
-    assert found["gcp:project"].mend == "pulumi config set gcp:project my-project"
-    assert found["gcp:zone"].mend == "pulumi config set gcp:zone us-central1-a"
-    assert A3 in found["gpu.instance_type"].legal
+    assert {key: problem.message for key, problem in found.items()} == expected
+    assert found["gcp:project"].fix == "pulumi config set gcp:project my-project"
+    assert found["gcp:zone"].fix == "pulumi config set gcp:zone us-central1-a"
+    assert A3 in found["gpu.instance_type"].allowed
 
 
 def test_a_stack_in_error_registers_nothing(stack: Run) -> None:
@@ -725,9 +725,9 @@ def test_filestore_comes_in_two_bands_of_steps(size_gib: int, offered: int | Non
         assert _parse({"storage.size_gib": size_gib}).storage.size_gib == size_gib
         return
     problem = _problems({"storage.size_gib": size_gib})["storage.size_gib"]
-    assert problem.mend == f"pulumi config set --path storage.size_gib {offered}"
-    assert "steps of 256" in problem.legal
-    assert "steps of 2560" in problem.legal
+    assert problem.fix == f"pulumi config set --path storage.size_gib {offered}"
+    assert "steps of 256" in problem.allowed
+    assert "steps of 2560" in problem.allowed
     assert _parse({"storage.size_gib": offered})
 
 
@@ -767,7 +767,7 @@ def test_ranges_that_overlap_or_are_too_small_are_refused_with_one_that_fits(
     overrides: Mapping[str, object], key: str
 ) -> None:
     problem = _problems(overrides)[key]
-    assert _parse({**overrides, key: problem.mend.split()[-1]}), "the command that is offered must mend it"
+    assert _parse({**overrides, key: problem.fix.split()[-1]}), "the command that is offered must fix it"
 
 
 def test_a_range_that_no_network_uses_is_not_checked() -> None:
@@ -785,7 +785,7 @@ def test_every_node_of_a3_has_an_address_in_each_further_network(nodes: int, fit
 
 @pytest.mark.parametrize("name", ["Prod", "1st", "team.prod", "a" * 31, "prod-"])
 def test_a_stack_whose_name_google_cloud_refuses_is_told_to_take_another(name: str) -> None:
-    assert _problems({}, name)["stack"].mend == "pulumi stack rename <name>"
+    assert _problems({}, name)["stack"].fix == "pulumi stack rename <name>"
 
 
 def test_a_label_that_google_cloud_refuses_is_named() -> None:
@@ -828,4 +828,4 @@ def test_nat_is_billed_for_thirty_two_nodes_at_most() -> None:
 
 def test_a_budget_below_the_sum_is_refused_with_the_sum() -> None:
     problem = _problems({"budget.max_usd_per_hour": 50})["budget.max_usd_per_hour"]
-    assert "59.50 USD per hour" in problem.wrong
+    assert "59.50 USD per hour" in problem.message

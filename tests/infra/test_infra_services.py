@@ -15,7 +15,7 @@ IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}
 
 
 @pytest.mark.parametrize(
-    ("stack_name", "launcher", "overrides", "key", "mend"),
+    ("stack_name", "launcher", "overrides", "key", "fix"),
     [
         ("aws", "azureml", {}, "job.launcher", "pulumi config set --path job.launcher pytorchjob"),
         ("aws", "vertex", {}, "job.launcher", "pulumi config set --path job.launcher pytorchjob"),
@@ -40,20 +40,20 @@ IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}
         ("azure", "pytorchjob", {"azureml.idle_minutes": 9}, "azureml.idle_minutes", "pulumi config rm"),
     ],
 )
-def test_what_nothing_would_read_is_refused_with_its_mend(
+def test_what_nothing_would_read_is_refused_with_its_fix(
     stack_name: str,
     launcher: str,
     overrides: dict[str, object],
     key: str,
-    mend: str,
+    fix: str,
     stack: Callable[..., Recording],
 ) -> None:
     recording = stack(stack_name, IMAGE | {"job.launcher": launcher} | overrides, fails=True)
     told = str(recording.error)
     assert type(recording.error).__name__ == "RunError", told
-    (line,) = [line for line in told.splitlines() if line.strip().startswith(f"{key} =")]
-    assert f"mend:  {mend}" in told, line
-    assert told.count("mend:") == 1, f"one mistake, one problem: {told}"
+    (line,) = [line for line in told.splitlines() if line.strip().startswith(f"{key}: ")]
+    assert f"Fix: {fix}" in told, line
+    assert told.count("Fix:") == 1, f"one mistake, one problem: {told}"
     assert recording.registrations == []
 
 

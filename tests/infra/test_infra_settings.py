@@ -1,4 +1,4 @@
-"""Mistakes in a stack's settings: all told at once, each with the command that mends it."""
+"""Mistakes in a stack's settings: all told at once, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ def test_all_problems_of_a_stack_come_in_one_message(fourth: str) -> None:
         "fourth:zone": "not a zone of north-1",
         "qqq": "unknown key",
     }
-    assert {key: found[key].wrong for key in expected} == expected
-    assert found["gpu.instance_type"].legal == "f1.large", "the legal list is printed"
+    assert {key: found[key].message for key in expected} == expected
+    assert found["gpu.instance_type"].allowed == "f1.large", "the legal list is printed"
 
 
 def test_every_problem_names_key_value_legal_and_mend() -> None:
     text = str(_raised({"gpu": {"nodes": {"desired": 4}}}))
-    assert "gpu.nodes.desired = 4: more than gpu.nodes.max (2)" in text
-    assert "legal: 0 to 2" in text
-    assert "mend:  pulumi config set --path gpu.nodes.max 4" in text
+    assert (
+        "gpu.nodes.desired: more than gpu.nodes.max (2): got 4; allowed: 0 to 2. "
+        "Fix: pulumi config set --path gpu.nodes.max 4"
+    ) in text
 
 
 def _raised(settings: Mapping[str, Any]) -> SettingsError:
@@ -76,7 +77,7 @@ def test_the_mend_of_each_problem_mends_it(fourth: str) -> None:
         "storage": {"on_destroy": "burn"},
     }
     for problem in _problems(fourth, broken, {"fourth:zone": "x"}).values():
-        *_, key, value = problem.mend.split()
+        *_, key, value = problem.fix.split()
         if ":" in key:
             continue
         owner = broken
@@ -89,14 +90,14 @@ def test_the_mend_of_each_problem_mends_it(fourth: str) -> None:
 
 def test_an_unknown_key_suggests_the_one_that_was_meant() -> None:
     problem = _raised({"gpu": {"nodez": 2}}).problems[0]
-    assert "did you mean 'nodes'" in problem.wrong
-    assert problem.mend == "pulumi config rm --path gpu.nodez"
+    assert "did you mean 'nodes'" in problem.message
+    assert problem.fix == "pulumi config rm --path gpu.nodez"
 
 
 def test_an_unknown_cloud_lists_those_that_exist() -> None:
     with pytest.raises(SettingsError) as caught:
         _parse("locla")
-    assert caught.value.problems[0].mend == "pulumi config set --path cloud local"
+    assert caught.value.problems[0].fix == "pulumi config set --path cloud local"
 
 
 def test_missing_tags_are_each_named(kubeconfig: Path) -> None:
@@ -106,7 +107,7 @@ def test_missing_tags_are_each_named(kubeconfig: Path) -> None:
 
 
 def test_a_provider_key_under_this_project_is_sent_to_its_provider(fourth: str) -> None:
-    assert _problems(fourth, {"region": "north-1"})["region"].legal == "fourth:region"
+    assert _problems(fourth, {"region": "north-1"})["region"].allowed == "fourth:region"
 
 
 def test_settings_of_the_provider_reach_the_cloud(fourth: str) -> None:
@@ -121,11 +122,11 @@ def test_broken_json_is_a_problem_and_no_crash() -> None:
 
 def test_spot_with_a_reservation_is_refused(fourth: str) -> None:
     problem = _problems(fourth, {"gpu": {"capacity": "spot", "reservation_id": "r-1"}})["gpu.reservation_id"]
-    assert problem.mend == "pulumi config rm --path gpu.reservation_id"
+    assert problem.fix == "pulumi config rm --path gpu.reservation_id"
 
 
 def test_a_reservation_without_its_id_is_refused(fourth: str) -> None:
-    assert "missing" in _problems(fourth, {"gpu": {"capacity": "reservation"}})["gpu.reservation_id"].wrong
+    assert "missing" in _problems(fourth, {"gpu": {"capacity": "reservation"}})["gpu.reservation_id"].message
 
 
 def test_a_problem_of_a_section_owned_elsewhere_comes_with_the_others() -> None:
@@ -143,7 +144,7 @@ def test_a_check_from_elsewhere_is_told_with_the_others(kubeconfig: Path) -> Non
 def test_the_budget_counts_the_pool_at_its_maximum_and_says_the_sum(fourth: str) -> None:
     found = _problems(fourth, {"gpu": {"nodes": {"desired": 1, "max": 3}}, "budget": {"max_usd_per_hour": 29}})
     problem = found["budget.max_usd_per_hour"]
-    assert "30.00 USD per hour at gpu.nodes.max: 3 x f1.large at 10" in problem.wrong
+    assert "30.00 USD per hour at gpu.nodes.max: 3 x f1.large at 10" in problem.message
     assert _parse(fourth, {"gpu": {"nodes": {"desired": 1, "max": 3}}, "budget": {"max_usd_per_hour": 30}})
 
 
@@ -151,14 +152,15 @@ def test_a_spot_pool_is_counted_at_its_spot_price(fourth: str) -> None:
     gpu = {"capacity": "spot", "nodes": {"desired": 1, "max": 3}}
     assert _parse(fourth, {"gpu": gpu, "budget": {"max_usd_per_hour": 12}})
     assert (
-        "12.00" in _problems(fourth, {"gpu": gpu, "budget": {"max_usd_per_hour": 11}})["budget.max_usd_per_hour"].wrong
+        "12.00"
+        in _problems(fourth, {"gpu": gpu, "budget": {"max_usd_per_hour": 11}})["budget.max_usd_per_hour"].message
     )
 
 
 def test_a_kubeconfig_context_that_is_not_there_lists_those_that_are(kubeconfig: Path) -> None:
     problem = _problems("local", {"kubeconfig": {"context": "prod"}})["kubeconfig.context"]
-    assert problem.legal == "lab | laptop"
-    assert problem.seen == "prod"
+    assert problem.allowed == "lab | laptop"
+    assert problem.value == "prod"
 
 
 @pytest.mark.parametrize(
@@ -170,13 +172,13 @@ def test_a_file_that_is_no_kubeconfig_is_told_in_one_line(tmp_path: Path, conten
     if content is not None:
         path.write_text(content)
     problem = _problems("local", {"kubeconfig": {"path": str(path)}})["kubeconfig.path"]
-    assert said in problem.wrong
-    assert "\n" not in problem.wrong
+    assert said in problem.message
+    assert "\n" not in problem.message
 
 
 def test_checkpoints_in_a_pods_own_file_system_are_refused(kubeconfig: Path) -> None:
     problem = _problems("local", {"storage": {"bucket_uri": "file:///tmp/x"}})["storage.bucket_uri"]
-    assert problem.legal == "file:///data/work or a folder in it"
+    assert problem.allowed == "file:///data/work or a folder in it"
 
 
 def test_settings_cannot_be_changed_after_they_were_checked(kubeconfig: Path) -> None:
@@ -192,7 +194,7 @@ def test_a_zone_is_its_region_and_a_letter(zone: str, good: bool) -> None:
 
 def test_a_free_range_is_proposed_for_one_that_overlaps() -> None:
     (problem,) = checks.disjoint({"a": "10.0.0.0/8", "b": "10.1.0.0/16"})
-    assert problem.mend.endswith("172.16.0.0/16")
+    assert problem.fix.endswith("172.16.0.0/16")
 
 
 @pytest.mark.parametrize(("cidr", "fits"), [("10.0.0.0/27", True), ("10.0.0.0/28", False)])
@@ -202,4 +204,4 @@ def test_a_subnet_holds_its_nodes_after_the_clouds_own_addresses(cidr: str, fits
 
 def test_the_wider_subnet_that_is_proposed_is_wide_enough() -> None:
     (problem,) = checks.holds("subnet", "10.0.0.0/28", 12, "nodes")
-    assert not checks.holds("subnet", problem.mend.split()[-1], 12, "nodes")
+    assert not checks.holds("subnet", problem.fix.split()[-1], 12, "nodes")

@@ -1,4 +1,4 @@
-"""Mistakes between job, trainer and cluster: each is told with its key, what is legal and the command that mends it."""
+"""Mistakes between job, trainer and cluster: each is told with its key, what is legal and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def problems(stack: str, overrides: dict[str, Any]) -> str:
 
 
 CASES = [
-    ("aws", {"job.nodes": 3}, "job.nodes = 3: more than the pool may have", "pulumi config set --path gpu.nodes.max 3"),
-    ("aws", {"job.gpus_per_node": 16}, "job.gpus_per_node = 16: more than a node has", "job.gpus_per_node 8"),
+    ("aws", {"job.nodes": 3}, "job.nodes: more than the pool may have: got 3", "pulumi config set --path gpu.nodes.max 3"),
+    ("aws", {"job.gpus_per_node": 16}, "job.gpus_per_node: more than a node has: got 16", "job.gpus_per_node 8"),
     ("local", {"job.gpus_per_node": 1}, "unset: this pool has no GPUs", "pulumi config rm --path job.gpus_per_node"),
     ("aws", {"job.processes_per_node": 2}, "each gets one process", "pulumi config rm --path job.processes_per_node"),
     ("aws", {"job.image": "registry.example/trainer"}, "no tag and no digest", "registry.example/trainer:<tag>"),
     ("local", {"job.image": None}, "job.image: missing, and the stack has no registry", "job.image trainer:dev"),
-    ("local", {"job.launcher": "slurm"}, "job.launcher = 'slurm'", "pulumi config set --path job.launcher job"),
-    ("local", {"job.run": "Run_1"}, "job.run = 'Run_1'", "pulumi config set --path job.run default"),
+    ("local", {"job.launcher": "slurm"}, "job.launcher: input should be", "pulumi config set --path job.launcher job"),
+    ("local", {"job.run": "Run_1"}, ": got 'Run_1'", "pulumi config set --path job.run default"),
     ("local", {"job.run": "r" * 37}, "1 to 36 of a-z", "job.run default"),
-    ("local", {"job.min_nodes": 3}, "job.min_nodes = 3: more than job.nodes (2)", "job.min_nodes 2"),
+    ("local", {"job.min_nodes": 3}, "job.min_nodes: more than job.nodes (2): got 3", "job.min_nodes 2"),
     (
         "local",
         {"job.min_nodes": 1, "job.launcher": "trainjob"},
@@ -41,45 +41,45 @@ CASES = [
         "pulumi config set --path job.launcher pytorchjob",
     ),
     ("aws", {"trainer.train.batch_size": 1000}, "16 processes (2 nodes x 8)", "trainer.train.batch_size 992"),
-    ("aws", {"trainer.train.eval_batch_size": 24}, "trainer.train.eval_batch_size = 24", "eval_batch_size 16"),
-    ("aws", {"trainer.train.run": "mine"}, "trainer.train.run = 'mine': decided by the cluster", "job.run instead"),
+    ("aws", {"trainer.train.eval_batch_size": 24}, "trainer.train.eval_batch_size: 16 processes cannot share it equally: got 24", "eval_batch_size 16"),
+    ("aws", {"trainer.train.run": "mine"}, "trainer.train.run: decided by the cluster: got 'mine'", "job.run instead"),
     ("aws", {"trainer.train.device": "cpu"}, "decided by the cluster", "config rm --path trainer.train.device"),
     ("aws", {"trainer.metrics.progress": "bar"}, "decided by the cluster", "config rm --path trainer.metrics.progress"),
     ("aws", {"trainer.checkpoint.uri": "s3://x"}, "decided by the cluster", "config rm --path trainer.checkpoint.uri"),
     (
         "aws",
         {"trainer.train.colour": 1},
-        "trainer.train.colour = 1: unknown key",
+        "trainer.train.colour: unknown key: got 1",
         "config rm --path trainer.train.colour",
     ),
-    ("aws", {"job.colour": 1}, "job.colour = 1: unknown key", "dataset, egress, env"),
+    ("aws", {"job.colour": 1}, "job.colour: unknown key: got 1", "dataset, egress, env"),
     ("aws", {"job.dataset.source": "/elsewhere"}, "not on the shared storage", "job.dataset.source bucket"),
-    ("aws", {"job.dataset.source": "ftp://x"}, "job.dataset.source = 'ftp://x'", "job.dataset.source bucket"),
+    ("aws", {"job.dataset.source": "ftp://x"}, ": got 'ftp://x'", "job.dataset.source bucket"),
     ("aws", {"job.dataset": {"source": "bucket", "preprocess": False}}, "nothing is left to do", "job.dataset.source"),
     (
         "local",
         {"trainer.data": {"source": "criteo", "path": "/criteo"}},
-        "trainer.data.path = '/criteo': not in the pods",
+        "trainer.data.path: not in the pods: got '/criteo'",
         "trainer.data.path /data/work/criteo",
     ),
-    ("local", {"job.egress": ["10.0.0.1"]}, "job.egress[0] = '10.0.0.1': not cidr:port", "10.1.2.3/32:9000"),
+    ("local", {"job.egress": ["10.0.0.1"]}, "job.egress[0]: not cidr:port: got '10.0.0.1'", "10.1.2.3/32:9000"),
     ("local", {"job.egress": ["10.0.0.1/33:80"]}, "not cidr:port", "10.1.2.3/32:9000"),
-    ("local", {"job.grace_seconds": 1}, "job.grace_seconds = 1", "job.grace_seconds 10"),
+    ("local", {"job.grace_seconds": 1}, "job.grace_seconds: input should be greater than or equal to 10: got 1", "job.grace_seconds 10"),
 ]
 
 
-@pytest.mark.parametrize(("stack", "overrides", "wrong", "mend"), CASES, ids=[case[2][:40] for case in CASES])
+@pytest.mark.parametrize(("stack", "overrides", "wrong", "fix"), CASES, ids=[case[2][:40] for case in CASES])
 def test_a_mistake_is_told_before_anything_is_registered(
-    stack: str, overrides: dict[str, Any], wrong: str, mend: str
+    stack: str, overrides: dict[str, Any], wrong: str, fix: str
 ) -> None:
     message = problems(stack, overrides)
     assert wrong in message, message
-    assert mend in message, message
+    assert fix in message, message
 
 
 def test_all_mistakes_come_in_one_message() -> None:
     message = problems("local", {"job.run": "A", "trainer.train.batch_size": 1001, "gpu.nodes.min": 9})
-    assert message.startswith("stack 'local': 3 settings to mend")
+    assert message.startswith("stack 'local': 3 settings to fix")
 
 
 def test_a_mistake_between_the_trainers_own_keys_is_told_with_its_section() -> None:

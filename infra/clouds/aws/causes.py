@@ -40,7 +40,7 @@ OFFER = Cause(
     "aws-offer",
     "the node group fails with CREATE_FAILED and `Your requested instance type is not supported in your requested AZ`",
     "EC2 does not offer the instance type in that zone, or not in the region at all",
-    "{mend}",
+    "{fix}",
     guide="pulumi config set --path gpu.zone <zone>, or another region; python -m infra doctor names the zones that do",
 )
 QUOTA = Cause(
@@ -67,7 +67,7 @@ RESERVATION = Cause(
     "aws-reservation",
     "`InsufficientInstanceCapacity`, or `InvalidCapacityReservationId`, with gpu.reservation_id set",
     "the reservation has expired, has not started, is full, or is for another type or zone",
-    "{mend}",
+    "{fix}",
     guide="aws ec2 describe-capacity-reservations, then set gpu.zone, gpu.instance_type and gpu.nodes.desired to match",
 )
 BUCKET = Cause(

@@ -29,7 +29,7 @@ from infra.clouds.aws.causes import (
 from infra.clouds.aws.credentials import LOGIN
 from infra.clouds.aws.settings import Settings
 from infra.findings.common_causes import NO_CLIENT, SLOW
-from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.model import Check, Context, Finding, QueryFailedError, ok, problem, skipped
 
 PACKAGES = ("pulumi-aws", "pulumi-eks")
 
@@ -128,9 +128,9 @@ class Questions:
             return ok(f"{kind} is offered in {', '.join(there)}")
         if not there:
             other = "another region: pulumi config set aws:region <region>; or another type: python -m infra instances"
-            return problem(OFFER, f"{self.settings.region} does not offer {kind}", mend=other)
+            return problem(OFFER, f"{self.settings.region} does not offer {kind}", fix=other)
         command = f"pulumi config set --path gpu.zone {there[0]}"
-        return problem(OFFER, f"{zone} does not offer {kind}; {', '.join(there)} do", mend=command)
+        return problem(OFFER, f"{zone} does not offer {kind}; {', '.join(there)} do", fix=command)
 
     def gpu_quota(self) -> Finding:
         """vCPUs for the pool at its maximum beside what already runs, by the way that the nodes are bought."""
@@ -182,7 +182,7 @@ class Questions:
             if "InvalidCapacityReservationId" not in str(error):
                 raise
             command = "pulumi config set --path gpu.reservation_id <id>; aws ec2 describe-capacity-reservations"
-            return problem(RESERVATION, f"no reservation {name} in {self.settings.region}", mend=command)
+            return problem(RESERVATION, f"no reservation {name} in {self.settings.region}", fix=command)
         held = answer["CapacityReservations"][0]
         free, total = int(held.get("AvailableInstanceCount", 0)), int(held["TotalInstanceCount"])
         told = f"{name}: {held['State']}, {free} of {total} {held['InstanceType']} free in {held['AvailabilityZone']}"
@@ -195,7 +195,7 @@ class Questions:
             wrong.append(f"pulumi config set --path gpu.zone {held['AvailabilityZone']}")
         if not self.context.outputs and free < gpu.nodes.desired:
             wrong.append(f"pulumi config set --path gpu.nodes.desired {free}")
-        return problem(RESERVATION, told, mend="; ".join(wrong)) if wrong else ok(told)
+        return problem(RESERVATION, told, fix="; ".join(wrong)) if wrong else ok(told)
 
     def overlaps(self) -> Finding:
         """Other VPCs of the region that the stack's could not be connected with."""
@@ -209,8 +209,8 @@ class Questions:
         blocks = (block for block in IPv4Network("10.0.0.0/8").subnets(new_prefix=mine.prefixlen))
         free = next((block for block in blocks if not any(block.overlaps(cidr) for _, cidr in taken)), "<range>")
         found = problem(OVERLAP, f"{mine} overlaps {', '.join(met)}", free=free)
-        # Separate networks may use the same addresses: nothing to mend unless they are to be joined.
-        return Finding("ok", f"{found.result}; harmless unless they are connected", found.cure, found.cause)
+        # Separate networks may use the same addresses: nothing to fix unless they are to be joined.
+        return Finding("ok", f"{found.result}; harmless unless they are connected", found.fix, found.cause)
 
     def bucket(self) -> Finding:
         """The bucket of checkpoints, once it is there. Pulumi draws the end of its name, so none can be taken."""
@@ -308,21 +308,21 @@ def _asking(run: Callable[[], Finding | list[Finding]], settings: Settings) -> F
 def _explained(error: Exception, settings: Settings) -> Exception:
     """What the client raises as a row with its cause; anything else as it is."""
     if isinstance(error, ModuleNotFoundError):
-        return CannotAskError(NO_CLIENT, f"the Python package {error.name} is missing")
+        return QueryFailedError(NO_CLIENT, f"the Python package {error.name} is missing")
     from botocore import exceptions
 
     told = " ".join(str(error).split())[:300]
     if isinstance(error, exceptions.ClientError):
         code = str(error.response["Error"]["Code"])
         if int(error.response["ResponseMetadata"]["HTTPStatusCode"]) >= 500:  # HTTP: the service's own fault
-            return CannotAskError(SLOW, told)
+            return QueryFailedError(SLOW, told)
         if any(text in code for text in _DENIED) and code != "AuthFailure":
-            return CannotAskError(DENIED, told)
-        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN) if _refused(code) else error
+            return QueryFailedError(DENIED, told)
+        return QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN) if _refused(code) else error
     if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
-        return CannotAskError(UNREACHABLE, told, region=settings.region)
+        return QueryFailedError(UNREACHABLE, told, region=settings.region)
     if isinstance(error, (exceptions.BotoCoreError,)):
-        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
+        return QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN)
     return error
 
 

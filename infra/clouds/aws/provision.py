@@ -15,7 +15,7 @@ from infra.clouds.aws.registry import ImageRegistry
 from infra.clouds.aws.settings import Settings
 from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
-from infra.config.problems import mend
+from infra.config.problems import fix_by_setting
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
 
 #: The share of a node's memory that a pod may use; system pods, huge pages and kubelet need the rest.
@@ -113,7 +113,7 @@ def _warn_about_private_api(settings: Settings) -> None:
     """Warn that the API is private, which is the default, before the user waits for the cluster."""
     if settings.network.authorized_cidrs:
         return
-    command = mend("network.authorized_cidrs[0]", "<your address>/32")
+    command = fix_by_setting("network.authorized_cidrs[0]", "<your address>/32")
     pulumi.log.warn(
         "network.authorized_cidrs is empty: only machines inside the VPC can reach the Kubernetes API, and `pulumi up` "
         f"must run on one of them. To allow access from outside: {command}"

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from infra import catalog
 from infra.config import checks
-from infra.config.problems import Problem, mend, unset
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
@@ -66,11 +66,13 @@ class Gpu(ManagedGpuSettings):
         yield from super().problems()
         if self.nodes.max < 1:
             key = "gpu.nodes.max"
-            yield Problem(key, "EKS refuses a node group of at most 0 nodes", "at least 1", mend(key, 1), 0)
+            yield Problem(key, "EKS refuses a node group of at most 0 nodes", "at least 1", fix_by_setting(key, 1), 0)
         if self.reservation_id and not re.fullmatch(r"cr-[0-9a-f]{8,17}", self.reservation_id):
             key = "gpu.reservation_id"
             legal = "cr- and 8 to 17 hexadecimal digits, as `aws ec2 describe-capacity-reservations` shows it"
-            yield Problem(key, "not the id of a reservation", legal, mend(key, "cr-<id>"), self.reservation_id)
+            yield Problem(
+                key, "not the id of a reservation", legal, fix_by_setting(key, "cr-<id>"), self.reservation_id
+            )
 
 
 class Network(NetworkSettings):
@@ -180,7 +182,7 @@ class Settings(ManagedStackSettings):
         if self.gpu.capacity == "capacity_block" and self._instance and not self.num_efa_interfaces:
             legal = "on_demand | spot | reservation, or a type with EFA"
             wrong = f"capacity blocks are not sold for {self.gpu.instance_type}"
-            yield Problem("gpu.capacity", wrong, legal, mend("gpu.capacity", "on_demand"), self.gpu.capacity)
+            yield Problem("gpu.capacity", wrong, legal, fix_by_setting("gpu.capacity", "on_demand"), self.gpu.capacity)
 
     def _zone_problems(self) -> Iterable[Problem]:
         """At least two zones, of this region, none twice, the GPU nodes' among them."""
@@ -188,14 +190,16 @@ class Settings(ManagedStackSettings):
         for index, zone in enumerate(zones):
             key, letter = f"network.zones[{index}]", _LETTERS[index % len(_LETTERS)]
             for problem in checks.zone_in_region(key, zone, self.region):
-                yield replace(problem, mend=mend(key, f"{self.region}{letter}"))
+                yield replace(problem, fix=fix_by_setting(key, f"{self.region}{letter}"))
             if zone in zones[:index]:
-                yield Problem(key, "named twice", "each zone once", unset(key), zone)
+                yield Problem(key, "named twice", "each zone once", fix_by_removing(key), zone)
         if len(zones) == 1:
-            command = mend("network.zones[1]", f"{self.region}{'a' if zones[0] == f'{self.region}b' else 'b'}")
+            command = fix_by_setting(
+                "network.zones[1]", f"{self.region}{'a' if zones[0] == f'{self.region}b' else 'b'}"
+            )
             yield Problem("network.zones", "one zone; the control plane needs two", "2 to 6 zones", command, zones)
         if len(zones) > NUM_SUBNET_BLOCKS - 2:
-            command = unset(f"network.zones[{len(zones) - 1}]")
+            command = fix_by_removing(f"network.zones[{len(zones) - 1}]")
             yield Problem("network.zones", f"{len(zones)} zones", "2 to 6 zones", command, zones)
         if self.gpu.zone:
             yield from checks.zone_in_region("gpu.zone", self.gpu.zone, self.region)
@@ -206,12 +210,12 @@ class Settings(ManagedStackSettings):
         vpc, services = IPv4Network(self.network.cidr), IPv4Network(self.network.services_cidr)
         yield from checks.disjoint({"network.cidr": str(vpc), "network.services_cidr": str(services)})
         if not _WIDEST_VPC <= vpc.prefixlen <= 28:
-            command = mend("network.cidr", f"{vpc.network_address}/{_WIDEST_VPC}")
+            command = fix_by_setting("network.cidr", f"{vpc.network_address}/{_WIDEST_VPC}")
             yield Problem("network.cidr", "a size that a VPC cannot have", "/16 to /28", command, str(vpc))
             return
         if not (12 <= services.prefixlen <= 24 and _is_private(services)):
             key, legal = "network.services_cidr", "a private range of /12 to /24"
-            yield Problem(key, "a range that EKS refuses", legal, mend(key, "172.20.0.0/16"), str(services))
+            yield Problem(key, "a range that EKS refuses", legal, fix_by_setting(key, "172.20.0.0/16"), str(services))
         yield from self._room_problems(vpc)
 
     def _access_problems(self) -> Iterable[Problem]:
@@ -219,7 +223,7 @@ class Settings(ManagedStackSettings):
         for index, cidr in enumerate(self.network.authorized_cidrs):
             if _is_private(IPv4Network(cidr)):
                 key, legal = f"network.authorized_cidrs[{index}]", "a public range; the VPC reaches the API anyway"
-                yield Problem(key, "a private range, which EKS refuses", legal, unset(key), cidr)
+                yield Problem(key, "a private range, which EKS refuses", legal, fix_by_removing(key), cidr)
 
     def _room_problems(self, vpc: IPv4Network) -> Iterable[Problem]:
         """One zone's subnet must hold all GPU nodes, and may have to hold all system nodes."""
@@ -231,11 +235,11 @@ class Settings(ManagedStackSettings):
         prefix = 32 - (needed + 4).bit_length() - (NUM_SUBNET_BLOCKS - 1).bit_length()
         if prefix >= _WIDEST_VPC:
             wider = IPv4Network((int(vpc.network_address), prefix), strict=False)
-            yield Problem("network.cidr", wrong, f"/{prefix} or wider", mend("network.cidr", wider), str(vpc))
+            yield Problem("network.cidr", wrong, f"/{prefix} or wider", fix_by_setting("network.cidr", wider), str(vpc))
             return
         most = (2 ** (32 - _WIDEST_VPC) // NUM_SUBNET_BLOCKS - 5) // ADDRESSES_PER_NODE - self.system.num_nodes
         key = "gpu.nodes.max"
-        yield Problem(key, wrong, f"at most {most}, in a /{_WIDEST_VPC}", mend(key, most), self.gpu.nodes.max)
+        yield Problem(key, wrong, f"at most {most}, in a /{_WIDEST_VPC}", fix_by_setting(key, most), self.gpu.nodes.max)
 
     def _name_problems(self) -> Iterable[Problem]:
         """Names and tags that AWS refuses."""
@@ -245,7 +249,7 @@ class Settings(ManagedStackSettings):
         for key in self.tags.extra:
             if key.lower().startswith("aws:"):
                 name = f'tags.extra["{key}"]'
-                yield Problem(name, "a key that AWS keeps for itself", "a key without aws:", unset(name), key)
+                yield Problem(name, "a key that AWS keeps for itself", "a key without aws:", fix_by_removing(name), key)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """The GPU nodes and everything that is billed by the hour whether it is used or not."""

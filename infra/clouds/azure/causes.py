@@ -51,7 +51,7 @@ OFFER = Cause(
     "azure-offer",
     "`SkuNotAvailable`",
     "the location, or the zone, does not offer this size to the subscription",
-    "{mend}",
+    "{fix}",
     guide="pulumi config set --path gpu.zone <zone>, or another location: az vm list-skus --size <size> --all",
 )
 QUOTA = Cause(
@@ -71,7 +71,7 @@ RESERVATION = Cause(
     "azure-reservation",
     "`CapacityReservationGroup...` errors at the node pool",
     "the group is gone, or holds too few machines of this size in this location",
-    "{mend}",
+    "{fix}",
     guide="az capacity reservation group list, then gpu.reservation_id and gpu.nodes.desired as it says",
 )
 OVERLAP = Cause(

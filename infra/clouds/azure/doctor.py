@@ -33,7 +33,7 @@ from infra.clouds.azure.causes import (
 from infra.clouds.azure.credentials import LOGIN
 from infra.clouds.azure.settings import Settings
 from infra.findings.common_causes import NO_CLIENT, SLOW
-from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.model import Check, Context, Finding, QueryFailedError, ok, problem, skipped
 
 PACKAGES = ("pulumi-azure-native",)
 ENDPOINT = "https://management.azure.com"
@@ -214,19 +214,19 @@ class Questions:
             f"az vm list-skus --size {kind} --all --output table, then: pulumi config set azure-native:location <one>"
         )
         if size is None:
-            return problem(OFFER, f"{where} does not offer {kind}", mend=elsewhere)
+            return problem(OFFER, f"{where} does not offer {kind}", fix=elsewhere)
         zones = sorted({zone for item in size.get("locationInfo", ()) for zone in item.get("zones", ())})
         closed: set[str] = set()
         for item in size.get("restrictions", ()):
             if item["type"] == "Location":
                 told = f"{kind} in {where} is closed to this subscription ({item['reasonCode']})"
-                return problem(OFFER, told, mend=f"ask for it with the quota; or {elsewhere}")
+                return problem(OFFER, told, fix=f"ask for it with the quota; or {elsewhere}")
             closed |= set((item.get("restrictionInfo") or {}).get("zones", ()))
         usable = [zone for zone in zones if zone not in closed]
         wanted = self.settings.zones
         if wanted and wanted[0] not in usable:
-            mend = f"pulumi config set --path gpu.zone {usable[0]}" if usable else "pulumi config rm --path gpu.zone"
-            return problem(OFFER, f"zone {wanted[0]} of {where} does not offer {kind}; {_or(usable)} do", mend=mend)
+            fix = f"pulumi config set --path gpu.zone {usable[0]}" if usable else "pulumi config rm --path gpu.zone"
+            return problem(OFFER, f"zone {wanted[0]} of {where} does not offer {kind}; {_or(usable)} do", fix=fix)
         return ok(f"{kind} is offered in {where}" + (f", zones {', '.join(usable)}" if usable else ""))
 
     def quota(self) -> Finding:
@@ -267,17 +267,17 @@ class Questions:
         except HttpResponseError as error:
             if error.status_code != 404:  # HTTP: not found
                 raise
-            return problem(RESERVATION, f"no reservation group {group.rpartition('/')[2]}", mend=choose)
+            return problem(RESERVATION, f"no reservation group {group.rpartition('/')[2]}", fix=choose)
         name = group.rpartition("/")[2]
         if place != self.settings.location:
-            return problem(RESERVATION, f"{name} is in {place}, the stack in {self.settings.location}", mend=choose)
+            return problem(RESERVATION, f"{name} is in {place}, the stack in {self.settings.location}", fix=choose)
         held = list(self.arm.listed(f"{group}/capacityReservations", "2024-07-01"))
         count = sum(
             int(item["sku"]["capacity"]) for item in held if item["sku"]["name"] == self.settings.gpu.instance_type
         )
         told = f"{name} holds {count} x {self.settings.gpu.instance_type} in {place}"
         if count < self.settings.gpu.nodes.desired:
-            return problem(RESERVATION, told, mend=f"pulumi config set --path gpu.nodes.desired {count}; or {choose}")
+            return problem(RESERVATION, told, fix=f"pulumi config set --path gpu.nodes.desired {count}; or {choose}")
         return ok(told)
 
     def overlaps(self) -> Finding:
@@ -296,9 +296,9 @@ class Questions:
             return ok(f"{mine} meets none of {len(taken)} ranges")
         blocks = IPv4Network("10.0.0.0/8").subnets(new_prefix=mine.prefixlen)
         free = next((block for block in blocks if not any(block.overlaps(cidr) for _, cidr in taken)), "<range>")
-        # Separate networks may use the same addresses: nothing to mend unless they are to be joined.
+        # Separate networks may use the same addresses: nothing to fix unless they are to be joined.
         told = f"{mine} overlaps {', '.join(met)}; harmless unless they are connected"
-        return Finding("ok", told, OVERLAP.cured({"free": free}), OVERLAP.key)
+        return Finding("ok", told, OVERLAP.format_fix({"free": free}), OVERLAP.key)
 
 
 def chosen_subscription(values: Mapping[str, str]) -> str:
@@ -308,7 +308,7 @@ def chosen_subscription(values: Mapping[str, str]) -> str:
         return named
     program = shutil.which("az")
     if program is None:
-        raise CannotAskError(
+        raise QueryFailedError(
             SUBSCRIPTION, "no `az` on PATH, no ARM_SUBSCRIPTION_ID, and no azure-native:subscriptionId"
         )
     answer = subprocess.run(  # noqa: S603 - `az`, with arguments of our own
@@ -321,7 +321,7 @@ def chosen_subscription(values: Mapping[str, str]) -> str:
     )
     if answer.returncode or not answer.stdout.strip():
         told = " ".join(answer.stderr.split())[:200] or "`az account show` names no subscription"
-        raise CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
+        raise QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN)
     return answer.stdout.strip()
 
 
@@ -342,25 +342,25 @@ def _asking(run: Callable[[], Finding | list[Finding]], subscription: str = "") 
 
 def _explained(error: Exception, subscription: str) -> Exception:
     """What the client raises as a row with its cause; anything else as it is."""
-    if isinstance(error, CannotAskError):
+    if isinstance(error, QueryFailedError):
         return error
     if isinstance(error, ModuleNotFoundError):
-        return CannotAskError(NO_CLIENT, f"the Python package {error.name} is missing")
+        return QueryFailedError(NO_CLIENT, f"the Python package {error.name} is missing")
     from azure.core import exceptions
 
     told = " ".join(str(getattr(error, "message", None) or error).split())[:300]
     if isinstance(error, exceptions.ClientAuthenticationError):
-        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
+        return QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
         if error.status_code == 429 or (error.status_code or 0) >= 500:  # HTTP: too many requests, its own fault
-            return CannotAskError(SLOW, told)
+            return QueryFailedError(SLOW, told)
         if error.status_code == 401:  # HTTP: unauthorised
-            return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
+            return QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN)
         if error.status_code == 403:  # HTTP: forbidden
-            return CannotAskError(DENIED, told, subscription=subscription or "<id>")
+            return QueryFailedError(DENIED, told, subscription=subscription or "<id>")
         if error.status_code == 404 and "Subscription" in told:  # HTTP: not found
-            return CannotAskError(SUBSCRIPTION, told, must_act=True)
+            return QueryFailedError(SUBSCRIPTION, told, is_problem=True)
         return error
     if isinstance(error, exceptions.AzureError):
-        return CannotAskError(UNREACHABLE, told)
+        return QueryFailedError(UNREACHABLE, told)
     return error

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from infra import catalog
 from infra.config import checks
-from infra.config.problems import Problem, mend, unset
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
@@ -140,7 +140,9 @@ class Kubernetes(Section):
             if getattr(self, other) and not getattr(self, key):
                 example = str((type(self).model_fields[key].examples or [""])[0])
                 full = f"kubernetes.{key}"
-                yield Problem(full, f"missing beside kubernetes.{other}", f"for example {example}", mend(full, example))
+                yield Problem(
+                    full, f"missing beside kubernetes.{other}", f"for example {example}", fix_by_setting(full, example)
+                )
 
 
 class Network(NetworkSettings):
@@ -227,21 +229,21 @@ def _overlaps(key: str, cidr: str, others: Mapping[str, str]) -> list[Problem]:
 
 
 def _moved(problem: Problem, prefix: int, outer: str, taken: Iterable[str]) -> tuple[str, Problem]:
-    """The range to use instead, the first of this size within `outer` that is free, and the problem with its mend.
+    """The range to use instead, the first of this size within `outer` that is free, and the problem with its fix.
 
-    Ranges are moved one after the other, each seeing where the one before went, or two mends would meet.
+    Ranges are moved one after the other, each seeing where the one before went, or two fixes would meet.
     """
     used = [IPv4Network(cidr) for cidr in taken]
     within = IPv4Network(outer)
     candidates = within.subnets(new_prefix=prefix) if prefix >= within.prefixlen else iter(())
     free = next((one for one in candidates if not any(one.overlaps(network) for network in used)), None)
     if free is None:
-        return str(problem.seen), dataclasses.replace(problem, mend=unset(problem.key))
-    return str(free), dataclasses.replace(problem, mend=mend(problem.key, free))
+        return str(problem.value), dataclasses.replace(problem, fix=fix_by_removing(problem.key))
+    return str(free), dataclasses.replace(problem, fix=fix_by_setting(problem.key, free))
 
 
 def _reserved(key: str, cidr: str) -> list[Problem]:
-    """Ranges that AKS keeps for itself; the mend is the caller's."""
+    """Ranges that AKS keeps for itself; the fix is the caller's."""
     met = [kept for kept in _RESERVED if IPv4Network(kept).overlaps(IPv4Network(cidr))]
     return [Problem(key, f"meets {kept}, which AKS keeps for itself", "another range", "", cidr) for kept in met]
 
@@ -252,7 +254,9 @@ def _unreachable(authorized: Sequence[str]) -> Iterable[Problem]:
         if any(IPv4Network(cidr).subnet_of(IPv4Network(private)) for private in _PRIVATE):
             key = f"network.authorized_cidrs[{index}]"
             wrong = "a private range, which never comes in from the internet"
-            yield Problem(key, wrong, "a public range; private networks are peered with the VNet", unset(key), cidr)
+            yield Problem(
+                key, wrong, "a public range; private networks are peered with the VNet", fix_by_removing(key), cidr
+            )
 
 
 class Storage(ManagedStorageSettings):
@@ -376,14 +380,16 @@ class Settings(ManagedStackSettings):
         yield from self._zone_problems()
         if self.network.proximity_placement and self.gpu.capacity == "reservation":
             key = "network.proximity_placement"
-            yield Problem(key, "beside a capacity reservation, which refuses it", "false or unset", unset(key), True)
+            yield Problem(
+                key, "beside a capacity reservation, which refuses it", "false or unset", fix_by_removing(key), True
+            )
 
     def _service_problems(self) -> Iterable[Problem]:
         """What Azure Machine Learning's machines cannot be, and addresses that the firewalls would refuse."""
         yield from self.network.problems(num_nodes=0)
         if self.gpu.capacity == "reservation":
             key, wrong = "gpu.capacity", f"{self.service} takes no machines from a capacity reservation"
-            yield Problem(key, wrong, "on_demand | spot", mend(key, "on_demand"), "reservation")
+            yield Problem(key, wrong, "on_demand | spot", fix_by_setting(key, "on_demand"), "reservation")
 
     def _zone_problems(self) -> Iterable[Problem]:
         """A zone is a number from 1 to 3 of the stack's own region."""
@@ -391,10 +397,10 @@ class Settings(ManagedStackSettings):
         if zone is None:
             return
         if not self.has_zones:
-            yield Problem(key, f"{self.location} has no availability zones", "no zone", unset(key), zone)
+            yield Problem(key, f"{self.location} has no availability zones", "no zone", fix_by_removing(key), zone)
         elif zone not in {f"{prefix}{number}" for prefix in ("", f"{self.location}-") for number in "123"}:
             wrong, legal = f"not a zone of {self.location}", f"1 | 2 | 3 (or {self.location}-1 ...)"
-            yield Problem(key, wrong, legal, mend(key, 1), zone)
+            yield Problem(key, wrong, legal, fix_by_setting(key, 1), zone)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """GPU nodes, control plane, system nodes, NetApp, and what the private network costs even when idle."""

@@ -45,7 +45,7 @@ OFFER = Cause(
     "gcp-offer",
     "`Machine type ... does not exist in zone ...`",
     "the zone does not have this machine type",
-    "{mend}",
+    "{fix}",
     guide="pulumi config set gcp:zone <zone>; python -m infra doctor names the zones that have it",
 )
 QUOTA = Cause(
@@ -65,7 +65,7 @@ RESERVATION = Cause(
     "gcp-reservation",
     "`Reservation ... does not exist`, or nodes that never come",
     "the reservation is gone, not ready, full, or of another machine type",
-    "{mend}",
+    "{fix}",
     guide="gcloud compute reservations list, then gpu.reservation_id and gpu.nodes.desired as it says",
 )
 BUCKET = Cause(

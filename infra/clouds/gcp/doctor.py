@@ -26,7 +26,7 @@ from infra.clouds.gcp.causes import (
 from infra.clouds.gcp.credentials import LOGIN
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
 from infra.findings.common_causes import NO_CLIENT, SLOW
-from infra.findings.model import CannotAskError, Check, Context, Finding, ok, problem, skipped
+from infra.findings.model import Check, Context, Finding, QueryFailedError, ok, problem, skipped
 
 PACKAGES = ("pulumi-gcp",)
 #: The services that are asked, by the first part of their names; a test puts its own addresses here.
@@ -197,12 +197,12 @@ class Questions:
             zones = sorted(name.removeprefix("zones/") for name, part in pages if part.get("machineTypes"))
             near = [zone for zone in zones if zone.startswith(self.settings.region + "-")]
             if near:
-                mend = f"pulumi config set gcp:zone {near[0]}"
+                fix = f"pulumi config set gcp:zone {near[0]}"
             elif zones:
-                mend = f"pulumi config set gcp:region {zones[0][:-2]}; pulumi config set gcp:zone {zones[0]}"
+                fix = f"pulumi config set gcp:region {zones[0][:-2]}; pulumi config set gcp:zone {zones[0]}"
             else:
-                mend = "another type: python -m infra instances"
-            return problem(OFFER, f"{self.settings.zone} has no {kind}; {', '.join(zones) or 'no zone'} do", mend=mend)
+                fix = "another type: python -m infra instances"
+            return problem(OFFER, f"{self.settings.zone} has no {kind}; {', '.join(zones) or 'no zone'} do", fix=fix)
         return ok(f"{kind} in {self.settings.zone}: {found['guestCpus']} vCPUs, {found['memoryMb'] // 1024} GiB")
 
     def quota(self) -> Finding | list[Finding]:
@@ -252,14 +252,14 @@ class Questions:
         except ApiError as error:
             if error.code != 404:  # HTTP: not found
                 raise
-            return problem(RESERVATION, f"no reservation {name} in {self.settings.zone} of {project}", mend=choose)
+            return problem(RESERVATION, f"no reservation {name} in {self.settings.zone} of {project}", fix=choose)
         held = found["specificReservation"]
         kind, free = held["instanceProperties"]["machineType"], int(held["count"]) - int(held.get("inUseCount", 0))
         told = f"{name}: {found['status']}, {free} of {held['count']} {kind} free"
         if found["status"] != "READY" or kind != gpu.instance_type:
-            return problem(RESERVATION, told, mend=choose)
+            return problem(RESERVATION, told, fix=choose)
         if not self.context.outputs and free < gpu.nodes.desired:
-            return problem(RESERVATION, told, mend=f"pulumi config set --path gpu.nodes.desired {free}; or {choose}")
+            return problem(RESERVATION, told, fix=f"pulumi config set --path gpu.nodes.desired {free}; or {choose}")
         return ok(told)
 
     def bucket(self) -> Finding:
@@ -315,25 +315,25 @@ def _explained(error: Exception, settings: Settings) -> Exception:
     """What the client raises as a row with its cause; anything else as it is."""
     project = settings.gcp_project
     if isinstance(error, ModuleNotFoundError):
-        return CannotAskError(NO_CLIENT, f"the Python package {error.name} is missing")
+        return QueryFailedError(NO_CLIENT, f"the Python package {error.name} is missing")
     if isinstance(error, ApiError):
         if error.code == 429 or error.code >= 500:  # HTTP: too many requests, its own fault
-            return CannotAskError(SLOW, f"{error.code} {error}")
+            return QueryFailedError(SLOW, f"{error.code} {error}")
         if {"SERVICE_DISABLED", "accessNotConfigured"} & set(error.reasons):
             match = re.search(r"(\w+\.googleapis\.com)", str(error))
             name = match[1] if match else "compute.googleapis.com"
-            return CannotAskError(SERVICE, str(error), services=name, project=project)
+            return QueryFailedError(SERVICE, str(error), services=name, project=project)
         if error.code == 403:  # HTTP: forbidden
-            return CannotAskError(DENIED, str(error), project=project)
+            return QueryFailedError(DENIED, str(error), project=project)
         if error.code == 401:  # HTTP: unauthorised
-            return CannotAskError(CREDENTIALS, str(error), must_act=True, login=LOGIN)
+            return QueryFailedError(CREDENTIALS, str(error), is_problem=True, login=LOGIN)
         return error
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
 
     told = " ".join(str(error).split())[:300]
     if isinstance(error, GoogleAuthError):
-        return CannotAskError(CREDENTIALS, told, must_act=True, login=LOGIN)
+        return QueryFailedError(CREDENTIALS, told, is_problem=True, login=LOGIN)
     if isinstance(error, RequestException):
-        return CannotAskError(UNREACHABLE, told)
+        return QueryFailedError(UNREACHABLE, told)
     return error

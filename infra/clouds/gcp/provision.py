@@ -16,7 +16,7 @@ from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
-from infra.config.problems import mend
+from infra.config.problems import fix_by_setting
 from infra.contract import GPU_LABEL, Cluster, GpuPool
 
 #: What the resources here are made with; a new project has none of them switched on.
@@ -113,8 +113,8 @@ def _say_who_can_reach_it(settings: Settings) -> None:
     """A private control plane is the default, and a person outside the VPC should learn of it before the first wait."""
     if not settings.is_private:
         return
-    by_address = mend("network.authorized_cidrs[0]", "<your address>/32")
-    by_name = mend("network.dns_endpoint", "true")
+    by_address = fix_by_setting("network.authorized_cidrs[0]", "<your address>/32")
+    by_name = fix_by_setting("network.dns_endpoint", "true")
     pulumi.log.warn(
         "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, this one included "
         f"if `pulumi up` runs here. To reach it from outside: {by_address}, or for whoever IAM admits: {by_name}"

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from infra import catalog
 from infra.config import checks
-from infra.config.problems import Problem, mend, unset
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
@@ -68,14 +68,16 @@ class Gpu(ManagedGpuSettings):
         yield from super().problems()
         if self.nodes.max < 1:
             key = "gpu.nodes.max"
-            yield Problem(key, "an autoscaled pool of at most 0 nodes is refused", "at least 1", mend(key, 1), 0)
+            yield Problem(
+                key, "an autoscaled pool of at most 0 nodes is refused", "at least 1", fix_by_setting(key, 1), 0
+            )
         flexible = self.capacity == "flex_start"
         if flexible and self.nodes.min:
             key, wrong = "gpu.nodes.min", "flex-start brings nodes when pods wait for them and keeps none"
-            yield Problem(key, wrong, "0", mend(key, 0), self.nodes.min)
+            yield Problem(key, wrong, "0", fix_by_setting(key, 0), self.nodes.min)
         if self.max_run_hours is not None and not flexible:
             key, wrong = "gpu.max_run_hours", f"capacity {self.capacity!r} does not end by itself"
-            yield Problem(key, wrong, "only with gpu.capacity flex_start", unset(key), self.max_run_hours)
+            yield Problem(key, wrong, "only with gpu.capacity flex_start", fix_by_removing(key), self.max_run_hours)
 
 
 class Network(NetworkSettings):
@@ -231,7 +233,7 @@ class Settings(ManagedStackSettings):
         hours = self.vertex.queue_hours
         if hours is not None and self.gpu.capacity != "flex_start":
             key, wrong = "vertex.queue_hours", f"capacity {self.gpu.capacity!r} has no queue"
-            yield Problem(key, wrong, "only with gpu.capacity flex_start", unset(key), hours)
+            yield Problem(key, wrong, "only with gpu.capacity flex_start", fix_by_removing(key), hours)
 
     def _address_problems(self) -> Iterable[Problem]:
         """Ranges apart from each other, and wide enough for the nodes, their pods and the services."""
@@ -247,7 +249,9 @@ class Settings(ManagedStackSettings):
         yield from checks.holds("network.services_cidr", net.services_cidr, NUM_SERVICES, "services", 0)
         if (control := IPv4Network(net.control_plane_cidr)).prefixlen != 28:
             key, proposal = "network.control_plane_cidr", f"{control.network_address}/28"
-            yield Problem(key, "a size that GKE refuses", "a /28", mend(key, proposal), net.control_plane_cidr)
+            yield Problem(
+                key, "a size that GKE refuses", "a /28", fix_by_setting(key, proposal), net.control_plane_cidr
+            )
         if self.tcpx:
             per_network = 2 ** (self.gpu.nodes.max + NUM_RESERVED - 1).bit_length()
             why, total = "a network card of each GPU node in each of four networks", NUM_FABRIC_NETWORKS * per_network
@@ -261,7 +265,7 @@ class Settings(ManagedStackSettings):
         for key in self.tags.extra:
             if not re.fullmatch(_LABEL_KEY, key):
                 name, legal = f'tags.extra["{key}"]', "a small letter, then small letters, digits, _ and -, 63 at most"
-                yield Problem(name, "a label that Google Cloud refuses", legal, unset(name), key)
+                yield Problem(name, "a label that Google Cloud refuses", legal, fix_by_removing(name), key)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """The GPU nodes and everything that is billed by the hour whether it is used or not.

@@ -28,7 +28,7 @@ ENDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_PARTIALLY_SUCCEEDED")
 LOST = ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 RUNS = ("JOB_STATE_RUNNING", *ENDED)
 _BUSY_SECONDS = 120
-#: What a quota of machines says, which no waiting mends; one of requests per minute says "Quota exceeded".
+#: What a quota of machines says, which no waiting fixes; one of requests per minute says "Quota exceeded".
 _NO_QUOTA = "exceed quota limits"
 ASKED_SECONDS = 60
 Value = TypeVar("Value")

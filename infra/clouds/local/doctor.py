@@ -18,7 +18,7 @@ NODES = Cause(
     "local-nodes",
     "pods wait with `Insufficient nvidia.com/gpu`, or for labels that no node has",
     "fewer nodes than gpu.nodes.desired have the labels, or so many GPUs",
-    "{mend}",
+    "{fix}",
     guide="kubectl label node <node> nvidia.com/gpu.present=true, or pulumi config set --path gpu.nodes.desired N",
 )
 CLASS = Cause(
@@ -79,9 +79,9 @@ def nodes(kube: Kube, settings: Settings) -> Finding:
     if len(with_gpus) >= pool.nodes.desired:
         return ok(told)
     labels = " ".join(f"{key}={value}" for key, value in wanted.items())
-    mend = f"pulumi config set --path gpu.nodes.desired {len(with_gpus)}"
-    mend += f", or label nodes: kubectl label node <node> {labels}" if labels else ""
-    return problem(NODES, told, mend=mend)
+    fix = f"pulumi config set --path gpu.nodes.desired {len(with_gpus)}"
+    fix += f", or label nodes: kubectl label node <node> {labels}" if labels else ""
+    return problem(NODES, told, fix=fix)
 
 
 def storage(kube: Kube, settings: Settings) -> Finding:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from infra.clouds.local import kubeconfig
 from infra.config.checks import one_of
-from infra.config.problems import Problem, mend, unset
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import WORK_FOLDER, GpuSettings, Section, StackSettings, StorageSettings
 from infra.contract import AccessMode
 
@@ -42,9 +42,11 @@ class GpuPool(GpuSettings):
         yield from super().problems()
         if self.chart != "present" and not self.gpus_per_node:
             legal = "gpu.gpus_per_node of at least 1, or gpu.chart present"
-            yield Problem("gpu.chart", "needs GPUs", legal, mend("gpu.gpus_per_node", 1), self.chart)
+            yield Problem("gpu.chart", "needs GPUs", legal, fix_by_setting("gpu.gpus_per_node", 1), self.chart)
         if self.gpus_per_node and not self.hbm_gib_per_gpu:
-            yield Problem("gpu.hbm_gib_per_gpu", "unknown", "one GPU's memory", mend("gpu.hbm_gib_per_gpu", 24), 0)
+            yield Problem(
+                "gpu.hbm_gib_per_gpu", "unknown", "one GPU's memory", fix_by_setting("gpu.hbm_gib_per_gpu", 24), 0
+            )
 
 
 class Storage(StorageSettings):
@@ -70,7 +72,9 @@ class Storage(StorageSettings):
         """Mistakes across this section's keys."""
         if self.host_path and self.storage_class:
             legal = "one of storage.host_path and storage.storage_class"
-            yield Problem("storage.storage_class", "beside storage.host_path", legal, unset("storage.storage_class"))
+            yield Problem(
+                "storage.storage_class", "beside storage.host_path", legal, fix_by_removing("storage.storage_class")
+            )
         folder, writable = self.bucket_uri.removeprefix("file://"), f"{self.mount_path.rstrip('/')}/{WORK_FOLDER}"
         inside = folder == writable or folder.startswith(writable + "/")
         if self.bucket_uri.startswith("file://") and not inside:
@@ -80,7 +84,7 @@ class Storage(StorageSettings):
                 "storage.bucket_uri",
                 wrong,
                 legal,
-                mend("storage.bucket_uri", f"file://{writable}"),
+                fix_by_setting("storage.bucket_uri", f"file://{writable}"),
                 self.bucket_uri,
             )
 
@@ -118,7 +122,7 @@ class Settings(StackSettings):
         except ValueError as error:
             key = "kubeconfig.path"
             yield Problem(
-                key, str(error), "the path of a kubeconfig", mend(key, "~/.kube/config"), self.kubeconfig.path
+                key, str(error), "the path of a kubeconfig", fix_by_setting(key, "~/.kube/config"), self.kubeconfig.path
             )
             return
         key = "kubeconfig.context"
@@ -127,5 +131,8 @@ class Settings(StackSettings):
         elif found.current not in found.contexts:
             example = found.contexts[0] if found.contexts else "<context>"
             yield Problem(
-                key, f"not set, and {found.path} has no current context", " | ".join(found.contexts), mend(key, example)
+                key,
+                f"not set, and {found.path} has no current context",
+                " | ".join(found.contexts),
+                fix_by_setting(key, example),
             )
