@@ -24,7 +24,12 @@ def problems(stack: str, overrides: dict[str, Any]) -> str:
 
 
 CASES = [
-    ("aws", {"job.nodes": 3}, "job.nodes: more than the pool may have: got 3", "pulumi config set --path gpu.nodes.max 3"),
+    (
+        "aws",
+        {"job.nodes": 3},
+        "job.nodes: more than the pool may have: got 3",
+        "pulumi config set --path gpu.nodes.max 3",
+    ),
     ("aws", {"job.gpus_per_node": 16}, "job.gpus_per_node: more than a node has: got 16", "job.gpus_per_node 8"),
     ("local", {"job.gpus_per_node": 1}, "unset: this pool has no GPUs", "pulumi config rm --path job.gpus_per_node"),
     ("aws", {"job.processes_per_node": 2}, "each gets one process", "pulumi config rm --path job.processes_per_node"),
@@ -41,7 +46,12 @@ CASES = [
         "pulumi config set --path job.launcher pytorchjob",
     ),
     ("aws", {"trainer.train.batch_size": 1000}, "16 processes (2 nodes x 8)", "trainer.train.batch_size 992"),
-    ("aws", {"trainer.train.eval_batch_size": 24}, "trainer.train.eval_batch_size: 16 processes cannot share it equally: got 24", "eval_batch_size 16"),
+    (
+        "aws",
+        {"trainer.train.eval_batch_size": 24},
+        "trainer.train.eval_batch_size: 16 processes cannot share it equally: got 24",
+        "eval_batch_size 16",
+    ),
     ("aws", {"trainer.train.run": "mine"}, "trainer.train.run: decided by the cluster: got 'mine'", "job.run instead"),
     ("aws", {"trainer.train.device": "cpu"}, "decided by the cluster", "config rm --path trainer.train.device"),
     ("aws", {"trainer.metrics.progress": "bar"}, "decided by the cluster", "config rm --path trainer.metrics.progress"),
@@ -64,7 +74,12 @@ CASES = [
     ),
     ("local", {"job.egress": ["10.0.0.1"]}, "job.egress[0]: not cidr:port: got '10.0.0.1'", "10.1.2.3/32:9000"),
     ("local", {"job.egress": ["10.0.0.1/33:80"]}, "not cidr:port", "10.1.2.3/32:9000"),
-    ("local", {"job.grace_seconds": 1}, "job.grace_seconds: input should be greater than or equal to 10: got 1", "job.grace_seconds 10"),
+    (
+        "local",
+        {"job.grace_seconds": 1},
+        "job.grace_seconds: input should be greater than or equal to 10: got 1",
+        "job.grace_seconds 10",
+    ),
 ]
 
 
