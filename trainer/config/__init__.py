@@ -1,29 +1,19 @@
-"""The trainer's settings and how they are loaded. Imports only the standard library and pydantic."""
+"""The trainer's configuration and how it is loaded. Imports only the standard library and pydantic."""
 
-from trainer.config.schema import (
-    CRITEO_1TB_ROWS,
+from trainer.config.data import (
     CRITEO_NUM_DENSE,
     CRITEO_NUM_SPARSE,
-    RUN_NAME,
-    CheckpointConfig,
     CriteoConfig,
     DataConfig,
     DenseColumn,
-    DenseOptimConfig,
-    FaultConfig,
-    MetricsConfig,
-    ModelConfig,
-    OptimConfig,
     ParquetConfig,
-    RunConfig,
-    ScheduleConfig,
-    Section,
-    ShardingConfig,
     SparseColumn,
-    SparseOptimConfig,
-    TrainConfig,
-    leaves,
 )
+from trainer.config.model import CRITEO_1TB_ROWS, ModelConfig, ShardingConfig
+from trainer.config.optim import DenseOptimConfig, OptimConfig, ScheduleConfig, SparseOptimConfig
+from trainer.config.schema import TrainConfig, leaves
+from trainer.config.section import Section
+from trainer.config.training import RUN_NAME, CheckpointConfig, FaultConfig, MetricsConfig, TrainLoopConfig
 
 __all__ = [
     "CRITEO_1TB_ROWS",
@@ -40,12 +30,12 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "ParquetConfig",
-    "RunConfig",
     "ScheduleConfig",
     "Section",
     "ShardingConfig",
     "SparseColumn",
     "SparseOptimConfig",
     "TrainConfig",
+    "TrainLoopConfig",
     "leaves",
 ]

@@ -101,10 +101,10 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
     quiet_libraries()
     import torch.distributed as dist
 
-    from trainer.config import RunConfig
+    from trainer.config import TrainLoopConfig
     from trainer.runtime.process_group import init_runtime
 
-    config = RunConfig(device=options.device, timeout_seconds=options.timeout_s + _GRACE_SECONDS)
+    config = TrainLoopConfig(device=options.device, timeout_seconds=options.timeout_s + _GRACE_SECONDS)
     try:
         with init_runtime(config, dict(os.environ)) as runtime:
             failures, result = _judge(options, runtime, doing, log)

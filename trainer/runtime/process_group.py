@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainer.config import RunConfig
+from trainer.config import TrainLoopConfig
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_RESTART, EXIT_USER_ERROR
 from trainer.runtime.malloc import apply_malloc
@@ -116,7 +116,7 @@ def is_main_process(environ: dict[str, str]) -> bool:
 
 
 @contextmanager
-def init_runtime(config: RunConfig, environ: dict[str, str]) -> Iterator[Runtime]:
+def init_runtime(config: TrainLoopConfig, environ: dict[str, str]) -> Iterator[Runtime]:
     """Start the process group (NCCL on GPUs, gloo on CPUs; alone without a launcher) and always end it."""
     rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank, local_world = int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", str(world_size)))
