@@ -1,1 +1,1 @@
-"""Operators and dashboards on top of a cluster, driven by the contract's fields and never by a cloud's name."""
+"""Operators and dashboards installed on a cluster, chosen by the contract's fields and never by a cloud's name."""

@@ -1,4 +1,4 @@
-"""Which operators a cluster gets, and in which order."""
+"""Installs the operators of a cluster in the right order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.contract import ChartRequest, Cluster
 
 
 class Addons(pulumi.ComponentResource):
-    """Everything a training job finds installed; `ready` is what the job depends on, so that it is deleted first."""
+    """All operators of a cluster; a training job depends on `ready`, so that the job is deleted first."""
 
     ready: Sequence[pulumi.Resource]
 
@@ -29,22 +29,22 @@ class Addons(pulumi.ComponentResource):
     ) -> None:
         super().__init__("torchrec-cloud:addons:Addons", name, None, opts)
         self._name, self._cluster = name, cluster
-        watched = self._monitoring() if monitored else []
-        hardware = self._hardware()
-        operator = self._operator(launchers.operator(launcher), [])
-        # Kueue looks for the operators' kinds when it starts, so it comes after them.
-        queue = self._operator(launchers.kueue(launcher) if queued else None, operator)
-        further = [item for request in cluster.charts for item in self._operator(request, [])]
-        self.ready = (*watched, *hardware, *operator, *queue, *further)
+        monitoring_stack = self._install_monitoring() if monitored else []
+        hardware = self._install_hardware()
+        operator = self._install_if_needed(launchers.operator(launcher), [])
+        # Kueue looks for the operators' kinds at its start, so it is installed after them.
+        queue = self._install_if_needed(launchers.kueue(launcher) if queued else None, operator)
+        others = [item for request in cluster.charts for item in self._install_if_needed(request, [])]
+        self.ready = (*monitoring_stack, *hardware, *operator, *queue, *others)
         self.register_outputs({})
 
-    def _hardware(self) -> list[pulumi.Resource]:
-        """Fabric first: it may install the network driver that the GPU driver builds its peer memory against."""
-        fabric = self._operator(self._cluster.fabric.chart, [])
-        return [*fabric, *self._operator(self._cluster.gpu.chart, fabric)]
+    def _install_hardware(self) -> list[pulumi.Resource]:
+        """Install the fabric's operator, then the GPU's, whose driver is built against the network driver."""
+        fabric = self._install_if_needed(self._cluster.fabric.chart, [])
+        return [*fabric, *self._install_if_needed(self._cluster.gpu.chart, fabric)]
 
-    def _monitoring(self) -> list[pulumi.Resource]:
-        """Prometheus, then what feeds it: the exporter's monitor is of a kind that Prometheus's operator brings."""
+    def _install_monitoring(self) -> list[pulumi.Resource]:
+        """Install Prometheus, then the exporter, whose ServiceMonitor is a kind of the Prometheus operator."""
         request = monitoring.prometheus_stack()
         stack = self._install(request, [])
         child = pulumi.ResourceOptions(parent=self, depends_on=list(stack.ready), provider=self._cluster.provider)
@@ -54,7 +54,9 @@ class Addons(pulumi.ComponentResource):
             exporter = list(self._install(gpu.dcgm_exporter(self._cluster.gpu), stack.ready, stack.namespace).ready)
         return [*stack.ready, board, *exporter]
 
-    def _operator(self, request: ChartRequest | None, after: Sequence[pulumi.Resource]) -> list[pulumi.Resource]:
+    def _install_if_needed(
+        self, request: ChartRequest | None, after: Sequence[pulumi.Resource]
+    ) -> list[pulumi.Resource]:
         return list(self._install(request, after).ready) if request else []
 
     def _install(

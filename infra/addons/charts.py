@@ -1,4 +1,4 @@
-"""The pinned table of charts, as data."""
+"""The table of pinned charts in `charts.toml`, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Level = Literal["privileged", "baseline", "restricted"]
 
 @dataclass(frozen=True)
 class Chart:
-    """One row: where a chart (or a kustomization) comes from, its version, the namespace it is installed in."""
+    """One row of the table: the source of a chart or a kustomization, its version and its namespace."""
 
     key: str
     kind: Literal["chart", "oci", "kustomize"]
@@ -28,9 +28,9 @@ class Chart:
 
     @property
     def reference(self) -> str:
-        """What Helm or kustomize is given: a name within a repository, or a whole address.
+        """Return what Helm or kustomize needs to find it: a name in a repository, or a full address.
 
-        A kustomization is pinned by commit: a tag can be moved after it was read.
+        A kustomization is pinned by commit, because a tag can be moved.
         """
         if self.kind == "oci":
             return f"{self.source}/{self.chart}"
@@ -40,7 +40,7 @@ class Chart:
 
     @property
     def check(self) -> str:
-        """The command that shows newer versions."""
+        """Return the command that shows newer versions."""
         if self.kind == "oci":
             return f"helm show chart {self.reference} | grep ^version"
         if self.kind == "kustomize":
@@ -50,6 +50,6 @@ class Chart:
 
 @cache
 def table() -> Mapping[str, Chart]:
-    """All rows by key, in the order of the file."""
+    """Return all rows by key, in the order of the file."""
     rows = tomllib.loads((Path(__file__).parent / "charts.toml").read_text())
     return {key: Chart(key=key, **row) for key, row in rows.items()}

@@ -1,4 +1,4 @@
-"""What makes a fabric's devices schedulable; pure, from the contract's fields to chart values."""
+"""Charts that make a fabric's devices schedulable: pure functions from the contract's fields to chart values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _REPOSITORY = "nvcr.io/nvidia/mellanox"
 _RELEASE = "network-operator-v26.4.1"
 _DOCA_DRIVER = "doca3.4.1-26.04-1.1.0.0-1"
 
-#: PCI device ids of ConnectX-6 and ConnectX-7 virtual functions, which is what a virtual machine sees.
+#: PCI device ids of ConnectX-6 and ConnectX-7 virtual functions, which virtual machines have.
 _VIRTUAL_FUNCTIONS = ("101c", "101e")
 
 
 def efa_device_plugin(tolerations: Sequence[Toleration]) -> ChartRequest:
-    """The EFA device plugin; the chart tolerates nothing by default and would not run on a tainted pool."""
+    """Return the EFA device plugin; without tolerations its pods cannot run on a tainted pool."""
     return ChartRequest("efa-device-plugin", {"tolerations": [item.manifest for item in tolerations]})
 
 
 def network_operator(resource: str = "ib", *, tolerations: Sequence[Toleration] = ()) -> ChartRequest:
-    """The network operator with the policy that installs the InfiniBand driver and advertises `rdma/<resource>`.
+    """Return the network operator with a policy that installs the driver and advertises `rdma/<resource>`.
 
-    Node Feature Discovery runs here; a GPU operator beside it must leave its own off. Both it and the policy's
-    DaemonSets tolerate nvidia.com/gpu only: a pool with further taints (spot) needs its `tolerations` named.
+    It runs Node Feature Discovery, so a GPU operator on the same cluster must not. Its DaemonSets and those of the
+    policy tolerate nvidia.com/gpu only: a pool with other taints, such as a spot pool, must pass its `tolerations`.
     """
     on_pool = [toleration.manifest for toleration in tolerations]
     values: dict[str, object] = {
@@ -38,7 +38,7 @@ def network_operator(resource: str = "ib", *, tolerations: Sequence[Toleration] 
 
 
 def _nic_cluster_policy(resource: str, tolerations: Sequence[Mapping[str, str]]) -> CustomResource:
-    """One virtual function per GPU, each advertised as a device of its own."""
+    """Return a policy that advertises each virtual function, one per GPU, as a separate device."""
     selectors = {"vendors": ["15b3"], "devices": list(_VIRTUAL_FUNCTIONS), "linkTypes": ["infiniband"], "isRdma": True}
     plugin = {"resourceList": [{"resourcePrefix": "rdma", "resourceName": resource, "selectors": selectors}]}
     spec: dict[str, object] = {
@@ -61,7 +61,7 @@ def _nic_cluster_policy(resource: str, tolerations: Sequence[Mapping[str, str]])
 
 
 def _feature_rule() -> CustomResource:
-    """Labels the nodes that have such a function; the operator's DaemonSets select that label."""
+    """Return a rule that sets the label that the operator's DaemonSets select on nodes with a virtual function."""
     rule = {
         "name": "infiniband-virtual-function",
         "labels": {"feature.node.kubernetes.io/pci-15b3.present": "true"},

@@ -1,4 +1,4 @@
-"""What makes a pool's GPUs schedulable and measured; pure, from the contract's fields to chart values."""
+"""Charts that make a pool's GPUs schedulable and export their metrics: pure functions that return chart values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.contract import ChartRequest, GpuPool, Toleration
 
-#: Replaces the exporter's own list, which leaves throttling and NVLink out.
+#: Replaces the exporter's default list, which lacks throttling and NVLink.
 COUNTERS = Path(__file__).resolve().parents[1] / "monitoring" / "counters.csv"
 
 
@@ -16,10 +16,10 @@ def _tolerations(tolerations: Sequence[Toleration]) -> list[dict[str, str]]:
 
 
 def device_plugin(tolerations: Sequence[Toleration]) -> ChartRequest:
-    """The NVIDIA device plugin, for nodes that have the driver but advertise no GPU.
+    """Return the NVIDIA device plugin, for nodes that have the driver but do not advertise GPUs.
 
-    The chart's own affinity wants the label that every GPU pool here carries; its default tolerations cover only
-    nvidia.com/gpu, so a spot pool's further taints are added.
+    The chart's affinity requires the label of every GPU pool of this project. Its default tolerations cover only
+    nvidia.com/gpu, so the other taints of a spot pool are added.
     """
     return ChartRequest("nvidia-device-plugin", {"tolerations": _tolerations(tolerations)})
 
@@ -27,10 +27,10 @@ def device_plugin(tolerations: Sequence[Toleration]) -> ChartRequest:
 def gpu_operator(
     tolerations: Sequence[Toleration], *, installs_driver: bool, finds_features: bool, rdma: bool
 ) -> ChartRequest:
-    """The GPU operator; `installs_driver` False leaves driver and container toolkit to the node image.
+    """Return the GPU operator; with `installs_driver` False the node image has driver and container toolkit.
 
-    `finds_features` False where another operator on the cluster runs Node Feature Discovery: two of them fight.
-    Its DCGM exporter stays off: the `dcgm-exporter` chart serves every cluster in one way.
+    Set `finds_features` to False where another operator runs Node Feature Discovery, because two instances conflict.
+    The operator's DCGM exporter stays off: the `dcgm-exporter` chart serves all clusters alike.
     """
     values: dict[str, object] = {
         "daemonsets": {"tolerations": _tolerations(tolerations)},
@@ -40,13 +40,13 @@ def gpu_operator(
         "toolkit": {"enabled": installs_driver},
     }
     if finds_features:
-        # The chart's own list covers nvidia.com/gpu only: nodes with a further taint would never be found to have GPUs.
+        # The chart's default covers nvidia.com/gpu only: GPUs of nodes with another taint would never be detected.
         values["node-feature-discovery"] = {"worker": {"tolerations": _tolerations(tolerations)}}
     return ChartRequest("gpu-operator", values)
 
 
 def dcgm_exporter(pool: GpuPool) -> ChartRequest:
-    """GPU metrics of this pool, found by every Prometheus that the stack's operator runs."""
+    """Return the exporter of this pool's GPU metrics, which the Prometheus of the stack discovers."""
     values: Mapping[str, object] = {
         "nodeSelector": dict(pool.node_selector),
         "tolerations": _tolerations(pool.tolerations),

@@ -1,4 +1,4 @@
-"""Installing one row of the table: its namespace, the release, and the custom resources that configure it."""
+"""Installs one chart: its namespace, the release, and the custom resources that configure it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TIMEOUT_SECONDS = 900
 
 
 class Operator(pulumi.ComponentResource):
-    """One chart and what belongs to it.
+    """One chart with its namespace and custom resources.
 
-    Creation runs namespace, release, custom resources; the engine destroys them the other way round, so an operator is
-    still there to run the finalizers of its own kinds. `ready` is what a dependent must wait for.
+    They are created in the order namespace, release, custom resources and destroyed in reverse, so that the operator
+    can still run the finalizers of its own kinds. A dependent must wait for `ready`.
     """
 
     ready: Sequence[pulumi.Resource]
@@ -36,20 +36,20 @@ class Operator(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:addons:Operator", name, {"chart": request.key}, opts)
         chart = charts.table()[request.key]
         if namespace is None and chart.namespace_level is not None:
-            namespace = _namespace(name, chart, labels, pulumi.ResourceOptions(parent=self))
+            namespace = _create_namespace(name, chart, labels, pulumi.ResourceOptions(parent=self))
         before = [namespace] if namespace else []
-        installed = _install(name, chart, request, pulumi.ResourceOptions(parent=self, depends_on=before))
-        after = pulumi.ResourceOptions(parent=self, depends_on=[installed])
-        own = [_custom_resource(f"{name}-{item.name}", item, after) for item in request.resources]
+        release = _install(name, chart, request, pulumi.ResourceOptions(parent=self, depends_on=before))
+        after = pulumi.ResourceOptions(parent=self, depends_on=[release])
+        own = [_create_custom_resource(f"{name}-{item.name}", item, after) for item in request.resources]
         self.namespace = namespace
-        self.ready = (installed, *own)
+        self.ready = (release, *own)
         self.register_outputs({"version": chart.version})
 
 
-def _namespace(
+def _create_namespace(
     name: str, chart: charts.Chart, labels: Mapping[str, str], opts: pulumi.ResourceOptions
 ) -> k8s.core.v1.Namespace:
-    """Made here and not by Helm, which would leave it behind on uninstall."""
+    """Create the chart's namespace; one that Helm creates would remain after an uninstall."""
     security = {"pod-security.kubernetes.io/enforce": str(chart.namespace_level)}
     metadata = k8s.meta.v1.ObjectMetaArgs(name=chart.namespace, labels=dict(labels) | security)
     return k8s.core.v1.Namespace(f"{name}-namespace", metadata=metadata, opts=opts)
@@ -58,12 +58,12 @@ def _namespace(
 def _install(
     name: str, chart: charts.Chart, request: ChartRequest, opts: pulumi.ResourceOptions
 ) -> Release | Directory:
-    """The release, or the kustomization for a project that publishes no chart.
+    """Install the Helm release, or the kustomization of a project without a chart.
 
-    A Release is one resource with Helm's own hooks and uninstall, which the operators' CRD hooks rely on. The training
-    operator v1 exists only as a kustomization: it is applied from its repository at a fixed commit, because its CRDs
-    are thousands of generated lines that this project must not copy. A job that depends on that component depends on
-    all its children for the engine, so the order on destroy holds.
+    A Release runs Helm's own hooks and uninstall, which the operators' CRD hooks rely on. The training operator v1 is
+    published only as a kustomization and is applied from its repository at a fixed commit, because its CRDs are
+    thousands of generated lines. A job that depends on the component depends on all its children, so it is destroyed
+    first.
     """
     if chart.kind == "kustomize":
         assert not request.values, f"{chart.key} is a kustomization and takes no values"
@@ -81,7 +81,7 @@ def _install(
     )
 
 
-def _custom_resource(name: str, item: CustomResource, opts: pulumi.ResourceOptions) -> pulumi.Resource:
+def _create_custom_resource(name: str, item: CustomResource, opts: pulumi.ResourceOptions) -> pulumi.Resource:
     return k8s.apiextensions.CustomResource(
         name,
         api_version=item.api_version,

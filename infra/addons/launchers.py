@@ -1,4 +1,4 @@
-"""The operator that each launcher needs, and Kueue's integration with what it makes."""
+"""The operator that each launcher needs, and Kueue's integration with its jobs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 from infra.contract import ChartRequest
 
-#: Launchers that are missing here run on plain Jobs.
+#: Launchers without an operator use plain Jobs.
 _OPERATORS = {"pytorchjob": "training-operator", "trainjob": "kubeflow-trainer"}
 
-#: What Kueue must watch for each launcher, by the names in its configuration.
+#: The kinds that Kueue must watch for each launcher, by their names in its configuration.
 _FRAMEWORKS = {
     "job": ["batch/job"],
     "torchx": ["batch/job"],
@@ -19,15 +19,15 @@ _FRAMEWORKS = {
 
 
 def operator(launcher: str) -> ChartRequest | None:
-    """The chart that serves the launcher's kind of job; None for plain Jobs."""
+    """Return the chart of the launcher's operator, None for plain Jobs."""
     key = _OPERATORS.get(launcher)
     return ChartRequest(key) if key else None
 
 
 def kueue(launcher: str) -> ChartRequest:
-    """Kueue watching the launcher's kind only, and no job that names no queue.
+    """Return Kueue, configured to manage only the launcher's kind of job, and only jobs that name a queue.
 
-    The chart takes its configuration as one text, so all of it is given: the ports and the lease are the chart's own.
+    The chart takes its configuration as one string, so this is all of it; ports and lease are the chart's defaults.
     """
     configuration = {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -39,7 +39,7 @@ def kueue(launcher: str) -> ChartRequest:
         "manageJobsWithoutQueueName": False,
         "integrations": {"frameworks": _FRAMEWORKS[launcher]},
     }
-    # JSON is YAML: no second writer is needed for a text that a person never edits.
+    # JSON is valid YAML.
     return ChartRequest(
         "kueue", {"managerConfig": {"controllerManagerConfigYaml": json.dumps(configuration, indent=2)}}
     )

@@ -1,4 +1,4 @@
-"""Prometheus and Grafana with a dashboard for training and GPUs."""
+"""Prometheus and Grafana, with a dashboard for training and GPUs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NAME, _STACK = "torchrec-training", "kube-prometheus-stack"
 
 
 def prometheus_stack() -> ChartRequest:
-    """One Prometheus that scrapes every monitor of the cluster, with the alerts; one Grafana, no Alertmanager.
+    """Return one Prometheus that scrapes every monitor of the cluster, with the alerts, and one Grafana.
 
-    A managed control plane hides its controller manager, scheduler, etcd and proxy: monitors for them would only alarm.
-    The empty selectors make Prometheus take monitors that other releases and the jobs bring.
+    A managed control plane hides its controller manager, scheduler, etcd and proxy, so monitors for them would only
+    raise alerts. Without selectors Prometheus also uses the monitors of other releases and of the jobs.
     """
     everything = {f"{kind}SelectorNilUsesHelmValues": False for kind in ("serviceMonitor", "podMonitor", "rule")}
     values: dict[str, object] = {
@@ -37,7 +37,7 @@ def prometheus_stack() -> ChartRequest:
 
 
 def dashboard(name: str, namespace: str, opts: pulumi.ResourceOptions) -> k8s.core.v1.ConfigMap:
-    """The dashboard, where Grafana's sidecar finds it by its label."""
+    """Create the dashboard's ConfigMap, which Grafana's sidecar finds by its label."""
     metadata = k8s.meta.v1.ObjectMetaArgs(
         name=f"{_NAME}-dashboard", namespace=namespace, labels={"grafana_dashboard": "1"}
     )

@@ -1,1 +1,1 @@
-"""The dashboard and the alerts of a training run, as code."""
+"""The Grafana dashboard and the Prometheus alerts for training runs."""

@@ -1,4 +1,4 @@
-"""`python -m infra.monitoring dashboard|alerts`: for a Grafana or a Prometheus that the stack does not install."""
+"""`python -m infra.monitoring dashboard|alerts`: prints them for a Grafana or Prometheus outside the stack."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from infra.monitoring.board import dashboard
 
 
 def main() -> int:
-    """Print one of the two documents; JSON is YAML, so Prometheus takes it too."""
+    """Print one of the two documents as JSON, which Prometheus reads as YAML."""
     program = Parser(prog="python -m infra.monitoring", description=__doc__)
-    program.add_argument("what", choices=["dashboard", "alerts"], help="Grafana's JSON, or a file of rules")
+    program.add_argument("what", choices=["dashboard", "alerts"], help="the dashboard's JSON, or a rules file")
     document = dashboard() if program.parse_args().what == "dashboard" else rules()
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
     return 0

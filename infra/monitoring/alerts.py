@@ -1,14 +1,14 @@
-"""The alerts: what must be true for how long, what it means, what to do."""
+"""The alerts: condition, duration, meaning and action of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: A run is one series whatever pod of an elastic job has rank 0 at the time.
+#: Groups by run, because rank 0 of an elastic job can move between pods.
 _RUN = "by (namespace, run)"
 _RATE = f"sum {_RUN} (trainer_samples_per_second)"
-#: Nodes that run a pod of a job.
+#: Nodes that run a training pod.
 _TRAINS = (
     'max by (node) (kube_pod_container_info{container="trainer"} * on (namespace, pod) group_left (node) kube_pod_info)'
 )
@@ -16,7 +16,7 @@ _TRAINS = (
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert; `minutes` is how long `query` must have a result."""
+    """One alert, which fires when `query` has had a result for `minutes`."""
 
     name: str
     query: str
@@ -29,20 +29,20 @@ class Alert:
 ALERTS = (
     Alert(
         "TrainingMakesNoProgress",
-        # Only where it was there ten minutes ago: a pod that has just come has not changed yet either.
+        # The metric must have existed ten minutes ago: a new pod has no changes yet either.
         f"max {_RUN} (changes(trainer_step[10m])) == 0 and max {_RUN} (trainer_step offset 10m)",
         1,
         "critical",
-        "run {{ $labels.run }} has done no step for 10 minutes",
-        "python -m infra doctor --stack <stack>; a hang ends by itself after fault.step_timeout_seconds",
+        "run {{ $labels.run }} has made no step for 10 minutes",
+        "python -m infra doctor --stack <stack>; fault.step_timeout_seconds stops a hang",
     ),
     Alert(
         "TrainingThroughputHalved",
         f"{_RATE} < 0.5 * quantile_over_time(0.5, ({_RATE})[2h:1m])",
         10,
         "warning",
-        "run {{ $labels.run }} does less than half of what it did in the last two hours",
-        "look at the fabric, throttling and utilisation panels: one slow GPU or node holds up all",
+        "run {{ $labels.run }} has less than half of its median throughput of the last two hours",
+        "check the fabric, throttling and utilisation panels: one slow GPU or node slows down all",
     ),
     Alert(
         "CheckpointTooOld",
@@ -50,7 +50,7 @@ ALERTS = (
         5,
         "critical",
         "the newest checkpoint of run {{ $labels.run }} is {{ $value | humanizeDuration }} old",
-        "python -m workloads logs --stack <stack>: events checkpoint_failed say why",
+        "python -m workloads logs --stack <stack>: events checkpoint_failed name the reason",
     ),
     Alert(
         "NoCheckpointYet",
@@ -58,15 +58,15 @@ ALERTS = (
         60,
         "warning",
         "run {{ $labels.run }} has trained for an hour and saved nothing",
-        "set trainer.checkpoint.every_minutes, and look for checkpoint_failed in the log",
+        "set trainer.checkpoint.every_minutes, and search the log for checkpoint_failed",
     ),
     Alert(
         "CheckpointsFail",
         f"sum {_RUN} (increase(trainer_checkpoint_failures_total[30m])) > 0",
         0,
         "warning",
-        "a save of run {{ $labels.run }} has failed",
-        "it is tried again; checkpoint.max_failures in a row end the run",
+        "a checkpoint of run {{ $labels.run }} was not saved",
+        "it is retried; checkpoint.max_failures in a row stop the run",
     ),
     Alert(
         "GpuError",
@@ -74,7 +74,7 @@ ALERTS = (
         0,
         "critical",
         "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}",
-        "NVIDIA's XID catalogue; 48, 63, 64, 74, 79, 94, 95: drain the node and let the pool bring another",
+        "look it up in NVIDIA's XID catalogue; for 48, 63, 64, 74, 79, 94, 95 drain the node so that the pool replaces it",
     ),
     Alert(
         "GpuMemoryFails",
@@ -89,8 +89,8 @@ ALERTS = (
         "max by (Hostname, gpu) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) / 1e9 > 0.1",
         10,
         "warning",
-        "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} is slowed down by heat",
-        "drain the node: a data centre's GPU should not be",
+        "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} is throttled by heat",
+        "drain the node: a GPU in a data centre should not overheat",
     ),
     Alert(
         "TrainingNodeIsTakenAway",
@@ -99,22 +99,22 @@ ALERTS = (
         0,
         "warning",
         "node {{ $labels.node }} with a training pod is leaving: a spot interruption, or an upgrade",
-        "the trainer saves and goes on with what is left; python -m workloads status --stack <stack>",
+        "the trainer saves and continues on the remaining nodes; python -m workloads status --stack <stack>",
     ),
 )
 
 
 def rules() -> dict[str, object]:
-    """The `spec` of a PrometheusRule, which is also a file of rules for any Prometheus."""
+    """Return the `spec` of a PrometheusRule, which is also a valid rules file for Prometheus."""
     return {"groups": [{"name": "torchrec-training", "rules": [_rule(alert) for alert in ALERTS]}]}
 
 
 def _rule(alert: Alert) -> dict[str, object]:
-    held: dict[str, object] = {"for": f"{alert.minutes}m"} if alert.minutes else {}
+    duration: dict[str, object] = {"for": f"{alert.minutes}m"} if alert.minutes else {}
     return {
         "alert": alert.name,
         "expr": alert.query,
-        **held,
+        **duration,
         "labels": {"severity": alert.severity},
         "annotations": {"summary": alert.summary, "description": alert.action},
     }

@@ -1,54 +1,54 @@
-"""The dashboard: rows of panels with their queries, turned into what Grafana reads."""
+"""The dashboard: rows of panels with their queries, rendered as Grafana's JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: The trainer's series carry `namespace` and `pod` from the PodMonitor, and `run` of their own.
-_HERE = '{namespace=~"$namespace", run=~"$run"}'
+#: The PodMonitor adds `namespace` and `pod` to the trainer's series; the trainer adds `run`.
+_RUN = '{namespace=~"$namespace", run=~"$run"}'
 _TRAIN = '{namespace=~"$namespace", run=~"$run", split="train"}'
 _EVAL = '{namespace=~"$namespace", run=~"$run", split="eval"}'
 _CONTAINER = '{namespace=~"$namespace", container="trainer"}'
-#: The node's own cards: neither loopback nor what the pods' network adds.
+#: The node's network cards, without loopback and the interfaces of pods.
 _CARDS = '{device!~"lo|veth.*|cali.*|eni.*"}'
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _traffic(counter: str) -> str:
-    """Bytes per second of each node."""
+    """Return the query for bytes per second of each node."""
     return f"sum by (instance) (rate({counter}[5m]))"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A graph: its queries by the legend of each, Grafana's name of the unit, and how to read it."""
+    """A graph: its queries by legend, the unit in Grafana's naming, and a description that explains how to read it."""
 
     title: str
     queries: Mapping[str, str]
     unit: str
-    reads: str
+    description: str
 
 
 TRAINING = (
     Panel(
         "Samples per second",
-        {"{{run}}": f"sum by (run) (trainer_samples_per_second{_HERE})"},
+        {"{{run}}": f"sum by (run) (trainer_samples_per_second{_RUN})"},
         "short",
-        "Of the whole job. A step down that stays is a node, a network or a disk that became slow.",
+        "Of the whole job. A lasting drop means that a node, the network or a disk became slow.",
     ),
     Panel(
         "Loss",
         {"train": f"trainer_loss{_TRAIN}", "held out": f"trainer_loss{_EVAL}"},
         "none",
-        "Held out above train and rising: the model learns by heart.",
+        "Held-out loss that rises above training loss: the model overfits.",
     ),
     Panel(
         "Normalised entropy",
         {"train": f"trainer_ne{_TRAIN}", "held out": f"trainer_ne{_EVAL}"},
         "none",
-        "Log loss over that of always saying the base rate: 1 has learnt nothing, less is better.",
+        "Log loss divided by the log loss of always predicting the base rate: 1 has learnt nothing, less is better.",
     ),
     Panel(
         "AUC and calibration",
@@ -58,40 +58,40 @@ TRAINING = (
             "calibration": f"trainer_calibration{_TRAIN}",
         },
         "none",
-        "Calibration is predicted over observed clicks: 1 is right.",
+        "Calibration is predicted divided by observed clicks: 1 is ideal.",
     ),
     Panel(
         "Step time",
-        {"{{run}}": f"trainer_step_seconds{_HERE}"},
+        {"{{run}}": f"trainer_step_seconds{_RUN}"},
         "s",
-        "Seconds of one optimizer step, of the slowest rank: all wait for it.",
+        "Seconds of one optimizer step on the slowest rank, for which all others wait.",
     ),
     Panel(
         "Age of the newest checkpoint",
-        {"{{run}}": f"time() - trainer_last_checkpoint_timestamp_seconds{_HERE}"},
+        {"{{run}}": f"time() - trainer_last_checkpoint_timestamp_seconds{_RUN}"},
         "s",
-        "What a failure now would cost. A saw's teeth as far apart as checkpoint.every_minutes.",
+        "Training time that a failure would lose: a sawtooth with the period checkpoint.every_minutes.",
     ),
     Panel(
         "Samples consumed",
-        {"{{run}}": f"trainer_position_samples{_HERE}"},
+        {"{{run}}": f"trainer_position_samples{_RUN}"},
         "short",
-        "A step back is a resume from a checkpoint: the height is what was lost.",
+        "A drop is a resume from a checkpoint; its height is the number of samples to repeat.",
     ),
     Panel(
         "Restarts",
         {
-            "of the processes": f"trainer_restarts{_HERE}",
-            "of containers {{pod}}": f"kube_pod_container_status_restarts_total{_CONTAINER}",
+            "processes": f"trainer_restarts{_RUN}",
+            "containers {{pod}}": f"kube_pod_container_status_restarts_total{_CONTAINER}",
         },
         "short",
-        "Torchrun restarts processes inside a pod, Kubernetes the container.",
+        "torchrun restarts processes in a pod, Kubernetes restarts containers.",
     ),
     Panel(
-        "Saves that failed",
-        {"{{run}}": f"increase(trainer_checkpoint_failures_total{_HERE}[1h])"},
+        "Failed saves",
+        {"{{run}}": f"increase(trainer_checkpoint_failures_total{_RUN}[1h])"},
         "short",
-        "In the last hour. checkpoint.max_failures of them in a row end the run.",
+        "In the last hour. checkpoint.max_failures in a row stop the run.",
     ),
 )
 
@@ -100,19 +100,19 @@ GPUS = (
         "Utilisation",
         {"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_GPU_UTIL"},
         "percent",
-        "That some kernel runs. One GPU below the others holds them up.",
+        "The share of time in which a kernel runs. A GPU below the others slows them down.",
     ),
     Panel(
         "Memory used",
         {"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)"},
         "percentunit",
-        "Unequal bars: the sharding plan puts larger tables on some.",
+        "Differences between GPUs: the sharding plan puts larger tables on some.",
     ),
     Panel(
         "Tensor cores and memory interface",
         {"tensor cores": "avg(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE)", "HBM": "avg(DCGM_FI_PROF_DRAM_ACTIVE)"},
         "percentunit",
-        "A recommender is bound by HBM and network; high tensor cores mean a large dense part.",
+        "HBM and the network limit a recommender; busy tensor cores mean a large dense part.",
     ),
     Panel(
         "NVLink and PCIe",
@@ -121,7 +121,7 @@ GPUS = (
             "PCIe {{Hostname}}": "sum by (Hostname) (DCGM_FI_PROF_PCIE_TX_BYTES + DCGM_FI_PROF_PCIE_RX_BYTES)",
         },
         "Bps",
-        "Within a node. PCIe as high as the fabric: NCCL copies through host memory.",
+        "Within a node. PCIe traffic as high as the fabric's: NCCL copies through host memory.",
     ),
     Panel(
         "Fabric between nodes",
@@ -132,7 +132,7 @@ GPUS = (
             "Ethernet received {{instance}}": _traffic(f"node_network_receive_bytes_total{_CARDS}"),
         },
         "Bps",
-        "Ethernet that carries the training's traffic although there is a fabric: NCCL fell back to TCP.",
+        "Training traffic on Ethernet although the node has a fabric: NCCL fell back to TCP.",
     ),
     Panel(
         "Throttling",
@@ -141,13 +141,13 @@ GPUS = (
             "power {{Hostname}} {{gpu}}": "rate(DCGM_FI_DEV_POWER_VIOLATION[5m]) / 1e9",
         },
         "percentunit",
-        "The share of time in which the GPU is slowed down.",
+        "The share of time in which the GPU is throttled.",
     ),
     Panel(
         "XID errors",
         {"{{Hostname}} {{gpu}}": "DCGM_FI_DEV_XID_ERRORS"},
         "none",
-        "The number of the last one: NVIDIA's XID catalogue says what it means. 79 is a GPU that fell off the bus.",
+        "The last error code: NVIDIA's XID catalogue explains it. 79 is a GPU that fell off the bus.",
     ),
     Panel(
         "Temperature and power",
@@ -159,14 +159,14 @@ GPUS = (
         "Pods by phase",
         {"{{phase}}": 'sum by (phase) (kube_pod_status_phase{namespace=~"$namespace"})'},
         "short",
-        "Pending for long: python -m infra doctor says why.",
+        "If pods stay pending, python -m infra doctor shows why.",
     ),
 )
 ROWS = {"Training": TRAINING, "GPUs and nodes": GPUS}
 
 
 def dashboard() -> dict[str, object]:
-    """The document that Grafana's sidecar, or its import page, takes."""
+    """Return the document that Grafana's sidecar, or its import page, reads."""
     panels: list[dict[str, object]] = []
     top = 0
     for title, row in ROWS.items():
@@ -199,7 +199,7 @@ def _graph(panel: Panel, number: int, index: int, top: int) -> dict[str, object]
         "id": number,
         "type": "timeseries",
         "title": panel.title,
-        "description": panel.reads,
+        "description": panel.description,
         "gridPos": place,
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
@@ -209,8 +209,8 @@ def _graph(panel: Panel, number: int, index: int, top: int) -> dict[str, object]
 
 
 def _variables() -> Sequence[dict[str, object]]:
-    """Data source, namespace and run, chosen at the top."""
-    chosen: dict[str, object] = {
+    """Return the variables that the user selects at the top: data source, namespace and run."""
+    query: dict[str, object] = {
         "type": "query",
         "datasource": _SOURCE,
         "includeAll": True,
@@ -219,6 +219,6 @@ def _variables() -> Sequence[dict[str, object]]:
     }
     return (
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
-        chosen | {"name": "namespace", "label": "Namespace", "query": "label_values(kube_pod_info, namespace)"},
-        chosen | {"name": "run", "label": "Run", "query": 'label_values(trainer_step{namespace=~"$namespace"}, run)'},
+        query | {"name": "namespace", "label": "Namespace", "query": "label_values(kube_pod_info, namespace)"},
+        query | {"name": "run", "label": "Run", "query": 'label_values(trainer_step{namespace=~"$namespace"}, run)'},
     )
