@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from infra.kube_api import KubeApiError
 from workloads.cli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, CliError
 
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
         return command(arguments)
-    except CliError as error:
+    except (CliError, KubeApiError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_USER_ERROR
     except ModuleNotFoundError as error:

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 from infra import catalog
 from infra.catalog import InstanceType
 from infra.config.problems import fix_by_setting
+from infra.text import one_line
 from trainer.config import TrainConfig
-from workloads.cli.errors import EXIT_OK, CliError, one_line
+from workloads.cli.errors import EXIT_OK, CliError
 from workloads.facts import job_nodes
 from workloads.settings import JobSettings
 

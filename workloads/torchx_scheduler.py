@@ -12,13 +12,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from infra.kube_api import KubeApi, KubeApiError, api_path
+from infra.text import one_line
 from workloads.cli import snapshot
-from workloads.cli.api import Api, namespaced
-from workloads.cli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, CliError, RefusedError, one_line
+from workloads.cli.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR, CliError
 from workloads.cli.logs import main_container
 from workloads.cli.outputs import stack_outputs
 from workloads.cli.target import Target
@@ -124,7 +126,7 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
 
     def __init__(self, session_name: str) -> None:
         super().__init__(SCHEDULER, session_name)
-        self._apis: dict[str, Api] = {}
+        self._apis: dict[str, KubeApi] = {}
 
     def _submit_dryrun(self, app: specs.AppDef, cfg: Mapping[str, Any]) -> specs.AppDryRunInfo[Manifest]:
         """The Job, with what the role says now in place of what it was made from."""
@@ -139,9 +141,9 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
         name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
         app_id = f"{quote(stack, safe='')}:{namespace}:{name}"
         try:
-            self._api(stack).create(namespaced(namespace, "Job"), manifest)
-        except RefusedError as error:
-            if error.status == 409:  # HTTP: conflict
+            self._api(stack).create(api_path(namespace, "Job"), manifest)
+        except KubeApiError as error:
+            if error.status == HTTPStatus.CONFLICT:
                 how = f"`torchx cancel {SCHEDULER}://{self.session_name}/{app_id}` removes it"
                 raise CliError(f"job {name} is there already; {how}, a changed setting makes another") from None
             raise
@@ -151,7 +153,7 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
         """State of the Job and of each pod; None where there is no such Job."""
         stack, namespace, name = _parts(app_id)
         api = self._api(stack)
-        job = api.find(namespaced(namespace, "Job", name))
+        job = api.find(api_path(namespace, "Job", name))
         if job is None:
             return None
         target = Target(api, namespace, str(job["metadata"]["labels"][RUN_LABEL]), kind="Job", name=name)
@@ -192,7 +194,7 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
     def _cancel_existing(self, app_id: str) -> None:
         """Remove the Job; its pods get SIGTERM and save. Another `torchx run` goes on from there."""
         stack, namespace, name = _parts(app_id)
-        self._api(stack).delete(namespaced(namespace, "Job", name))
+        self._api(stack).delete(api_path(namespace, "Job", name))
 
     def log_iter(
         self,
@@ -210,25 +212,25 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
             raise ValueError("Kubernetes keeps both streams of a container together and all of them; leave these out")
         stack, namespace, name = _parts(app_id)
         api = self._api(stack)
-        pods = api.items(namespaced(namespace, "Pod"), labelSelector=f"batch.kubernetes.io/job-name={name}")
+        pods = api.items(api_path(namespace, "Pod"), labelSelector=f"batch.kubernetes.io/job-name={name}")
         found = [pod for pod, _ in snapshot.newest_of_each(pods) if snapshot.index_of(pod) == k]
         if not found:
             raise CliError(f"{role_name}/{k} has no pod; {len(pods)} pods of {name} are there")
         query = {"container": main_container(found[0])} | ({"follow": "true"} if should_tail else {})
         if since is not None:
             query["sinceTime"] = since.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        path = f"{namespaced(namespace, 'Pod', str(found[0]['metadata']['name']))}/log"
+        path = f"{api_path(namespace, 'Pod', str(found[0]['metadata']['name']))}/log"
         lines = (f"{line}\n" for line in api.lines(path, **query))
         return filter_regex(regex, lines) if regex else lines
 
-    def _api(self, stack: str) -> Api:
+    def _api(self, stack: str) -> KubeApi:
         if stack not in self._apis:
             if stack:
                 mend = f"log in to the cloud again, and run `pulumi up --stack {stack}`"
-                self._apis[stack] = Api.from_text(str(stack_outputs(stack).get("kubeconfig", "")), mend)
+                self._apis[stack] = KubeApi.from_text(str(stack_outputs(stack).get("kubeconfig", "")), mend)
             else:
                 default = Path.home() / ".kube" / "config"
-                self._apis[stack] = Api.from_file(os.environ.get("KUBECONFIG", str(default)), None)
+                self._apis[stack] = KubeApi.from_file(os.environ.get("KUBECONFIG", str(default)), None)
         return self._apis[stack]
 
 
@@ -302,7 +304,7 @@ def command_line(arguments: Sequence[str]) -> int:
     register()
     try:
         main(list(arguments))
-    except CliError as error:
+    except (CliError, KubeApiError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:

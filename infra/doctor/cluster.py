@@ -8,8 +8,8 @@ from typing import Any
 from infra.addons import charts
 from infra.contract import GPU_LABEL
 from infra.findings.common_causes import CLAIM, MOUNT, NO_FABRIC, NO_GPUS, NODE_NOT_READY, OPERATOR
-from infra.findings.kube import Kube, Object
 from infra.findings.model import Check, Context, Finding, ok, problem, skipped
+from infra.kube_api import KubeApi, Object
 
 GPU = "nvidia.com/gpu"
 SERVER = "kubernetes"
@@ -20,11 +20,11 @@ _SYSTEM = "kube-system"
 
 def checks(context: Context, devices: Mapping[str, int], kubeconfig: str, login: str) -> list[Check]:
     """Checks of a cluster; the first opens it."""
-    opened: list[Kube] = []
+    opened: list[KubeApi] = []
 
     def server() -> Finding:
-        opened.append(Kube(kubeconfig, login))
-        version = opened[0].get("/version").get("gitVersion") or "of an unknown version"
+        opened.append(KubeApi.from_text(kubeconfig, login))
+        version = (opened[0].find("/version") or {}).get("gitVersion") or "of an unknown version"
         return ok(f"{opened[0].host}, Kubernetes {version}")
 
     settings = context.settings
@@ -39,7 +39,7 @@ def checks(context: Context, devices: Mapping[str, int], kubeconfig: str, login:
     ]
 
 
-def nodes(kube: Kube, with_gpus: bool) -> Finding | list[Finding]:
+def nodes(kube: KubeApi, with_gpus: bool) -> Finding | list[Finding]:
     """Every node is ready; those of the GPU pool are counted."""
     every = kube.items("/api/v1/nodes")
     lame = [(node, _not_ready(node)) for node in every if _not_ready(node) is not None]
@@ -53,7 +53,7 @@ def nodes(kube: Kube, with_gpus: bool) -> Finding | list[Finding]:
     return ok(f"{len(every)} nodes ready, {count} of them with GPUs{empty}")
 
 
-def advertised(kube: Kube, expected: Mapping[str, int], cause: Any) -> Finding | list[Finding]:
+def advertised(kube: KubeApi, expected: Mapping[str, int], cause: Any) -> Finding | list[Finding]:
     """Every ready GPU node offers as many devices as its type has."""
     if not expected:
         return skipped("the stack's nodes have none")
@@ -71,7 +71,7 @@ def advertised(kube: Kube, expected: Mapping[str, int], cause: Any) -> Finding |
     return found or ok(f"{each} on each of {len(ready)} nodes")
 
 
-def storage(kube: Kube, namespace: str) -> Finding | list[Finding]:
+def storage(kube: KubeApi, namespace: str) -> Finding | list[Finding]:
     """Every claim of the namespace has its volume, and no pod waits for a mount."""
     claims = kube.items(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims")
     if not claims:
@@ -86,7 +86,7 @@ def storage(kube: Kube, namespace: str) -> Finding | list[Finding]:
     return found + _mounts(kube, namespace) or ok(f"{len(claims)} claims bound, no mount failed")
 
 
-def _mounts(kube: Kube, namespace: str) -> list[Finding]:
+def _mounts(kube: KubeApi, namespace: str) -> list[Finding]:
     """Mounts that failed for pods that are still there and not running."""
     waiting = {
         str(pod["metadata"]["name"])
@@ -101,7 +101,7 @@ def _mounts(kube: Kube, namespace: str) -> list[Finding]:
     return [problem(MOUNT, f"pod {name}: {why}", namespace=namespace, pod=name) for name, why in failed.items()]
 
 
-def operators(kube: Kube, stack: str) -> Finding | list[Finding]:
+def operators(kube: KubeApi, stack: str) -> Finding | list[Finding]:
     """Deployments and DaemonSets of every namespace that an add-on may live in have all their pods."""
     spaces = sorted({chart.namespace for chart in charts.table().values()} | {_SYSTEM})
     found, count = [], 0
@@ -133,7 +133,7 @@ def _not_ready(node: Object) -> str | None:
     return "its kubelet has not reported"
 
 
-def _last_warning(kube: Kube, namespace: str, name: str) -> str:
+def _last_warning(kube: KubeApi, namespace: str, name: str) -> str:
     """What the newest warning about an object says."""
     events = [
         event

@@ -7,13 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import TextIO
 
 from rich.console import Console
 from rich.status import Status
 
-from infra.findings.common_causes import BROKEN, SLOW
-from infra.findings.model import Check, Finding, QueryFailedError, skipped, unknown, with_check_name
+from infra.findings.common_causes import API_CLOSED, API_FORBIDDEN, API_LOGIN, BROKEN, SLOW
+from infra.findings.model import Check, Finding, QueryFailedError, problem, skipped, unknown, with_check_name
+from infra.kube_api import KubeApiError, KubeconfigError
 
 _BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -29,6 +31,25 @@ def run(checks: Sequence[Check], title: str, stream: TextIO | None = None) -> li
     assert all(check.needs in names for check in checks if check.needs), "a check needs one that is not there"
     with Progress(title, len(checks), stream or sys.stderr) as progress:
         return _Round(checks, progress).results()
+
+
+def answer(check: Check) -> list[Finding]:
+    """Run a check and return its findings, also if the cloud or the cluster refused to answer."""
+    try:
+        return with_check_name(check.name, check.run())
+    except QueryFailedError as error:
+        return with_check_name(check.name, error.finding)
+    except KubeApiError as error:
+        return with_check_name(check.name, _explain(error))
+
+
+def _explain(error: KubeApiError) -> Finding:
+    """Return the finding for a request that the Kubernetes API refused or did not answer."""
+    if isinstance(error, KubeconfigError) or error.status == HTTPStatus.UNAUTHORIZED:
+        return problem(API_LOGIN, error.reason, login=error.fix)
+    if error.status == HTTPStatus.FORBIDDEN:
+        return unknown(API_FORBIDDEN, error.reason, what=error.path.rpartition("/")[2])
+    return unknown(API_CLOSED, error.reason)
 
 
 class _Round:
@@ -65,9 +86,7 @@ class _Round:
 
     def _ask(self, check: Check) -> None:
         try:
-            found = with_check_name(check.name, check.run())
-        except QueryFailedError as error:
-            found = with_check_name(check.name, error.finding)
+            found = answer(check)
         except Exception as error:  # one broken check must not cost the answers of the others
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             found = with_check_name(check.name, unknown(BROKEN, told))

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
-from infra.findings.model import Check, Finding, QueryFailedError, with_check_name
+from infra.doctor.runner import answer
+from infra.findings.model import Check, Finding
 
 Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, object]]
 
@@ -83,10 +84,7 @@ def asked(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
         check = by_name[name]
         if check.needs and check.needs not in found:
             ask(check.needs)
-        try:
-            found[name] = with_check_name(name, check.run())
-        except QueryFailedError as error:
-            found[name] = with_check_name(name, error.finding)
+        found[name] = answer(check)
 
     for name in names or tuple(by_name):
         if name not in found:

@@ -12,8 +12,8 @@ import pytest
 from fake_cluster import FakeCluster
 from workload_runs import COLLECTIONS, NAME, NAMESPACE, PODS, WORKLOADS, condition, job
 
+from infra.kube_api import KubeApi
 from workloads.cli import tensorboard
-from workloads.cli.api import Api
 from workloads.cli.target import Target
 
 Command = Callable[..., int]
@@ -129,7 +129,7 @@ def board(cluster: FakeCluster, *, ready: bool = True) -> None:
 
 def test_a_page_of_the_pod_comes_through_the_forwarded_port(cluster: FakeCluster, tmp_path: Path) -> None:
     board(cluster)
-    target = Target(Api.from_file(str(cluster.kubeconfig(tmp_path)), None), NAMESPACE, "criteo")
+    target = Target(KubeApi.from_file(str(cluster.kubeconfig(tmp_path)), None), NAMESPACE, "criteo")
     assert tensorboard.ready_pod(target) == "board"
     with tensorboard.listen(0) as server:
         threading.Thread(target=tensorboard.serve, args=(server, target, "board"), daemon=True).start()

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infra.kube_api import KubeApiError, Object, api_path
 from workloads.cli import snapshot
-from workloads.cli.api import Object, namespaced
-from workloads.cli.errors import EXIT_FAILED, EXIT_OK, CliError, RefusedError
+from workloads.cli.errors import EXIT_FAILED, EXIT_OK, CliError
 from workloads.cli.metrics import as_event
 from workloads.cli.target import Target, open_target
 
@@ -37,7 +37,7 @@ def logs_command(arguments: argparse.Namespace) -> int:
     form = Pretty() if pretty else Plain()
     failed = False
     for name, line in merged(target, pods, wanted):
-        if isinstance(line, RefusedError):
+        if isinstance(line, KubeApiError):
             failed = True
             sys.stderr.write(f"{name}: {line}\n")
             continue
@@ -51,7 +51,7 @@ def logs_command(arguments: argparse.Namespace) -> int:
 def chosen(target: Target, rank: int | None, pod: str | None) -> list[Object]:
     """The pods that the options name; all of the run's newest without one. A rank is the index of a pod."""
     _, job = target.found_job()
-    pods = target.api.items(namespaced(target.namespace, "Pod"), labelSelector=target.selector)
+    pods = target.api.items(api_path(target.namespace, "Pod"), labelSelector=target.selector)
     if pod is not None:
         found = [item for item in pods if item["metadata"]["name"] == pod]
         names = ", ".join(str(item["metadata"]["name"]) for item in pods) or "none"
@@ -72,7 +72,7 @@ def chosen(target: Target, rank: int | None, pod: str | None) -> list[Object]:
 
 def merged(
     target: Target, pods: Sequence[Object], query: Mapping[str, str]
-) -> Iterator[tuple[str, str | RefusedError]]:
+) -> Iterator[tuple[str, str | KubeApiError]]:
     """Lines of all pods with the pod's name: as they come when followed, pod after pod otherwise."""
     names = [str(pod["metadata"]["name"]) for pod in pods]
     containers = [main_container(pod) for pod in pods]
@@ -80,7 +80,7 @@ def merged(
         for name, container in zip(names, containers, strict=True):
             yield from _read(target, name, {**query, "container": container})
         return
-    lines: queue.Queue[tuple[str, str | RefusedError] | None] = queue.Queue(maxsize=10_000)
+    lines: queue.Queue[tuple[str, str | KubeApiError] | None] = queue.Queue(maxsize=10_000)
 
     def pump(name: str, container: str) -> None:
         for item in _read(target, name, {**query, "container": container}):
@@ -104,11 +104,11 @@ def main_container(pod: Object) -> str:
     return str(pod["spec"]["containers"][0]["name"])
 
 
-def _read(target: Target, name: str, query: Mapping[str, str]) -> Iterator[tuple[str, str | RefusedError]]:
+def _read(target: Target, name: str, query: Mapping[str, str]) -> Iterator[tuple[str, str | KubeApiError]]:
     try:
-        for line in target.api.lines(f"{namespaced(target.namespace, 'Pod', name)}/log", **query):
+        for line in target.api.lines(f"{api_path(target.namespace, 'Pod', name)}/log", **query):
             yield name, line
-    except RefusedError as error:
+    except KubeApiError as error:
         yield name, error
 
 

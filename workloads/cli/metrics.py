@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from workloads.cli.api import Api, Object, namespaced
-from workloads.cli.errors import RefusedError
+from infra.kube_api import KubeApi, KubeApiError, Object, api_path
 from workloads.facts import METRICS_PORT
 
 GIB = 1024**3
@@ -31,7 +30,7 @@ _KEYS = ("step", "position", "samples_per_second", "step_ms", "memory_gib", *_BY
 _TAIL_LINES = 200
 
 
-def newest(api: Api, namespace: str, pods: Sequence[Object]) -> dict[str, Any]:
+def newest(api: KubeApi, namespace: str, pods: Sequence[Object]) -> dict[str, Any]:
     """The numbers, and under `source` where they come from; empty where neither endpoint nor log has any.
 
     Rank 0 alone answers and writes, and may be on any pod of an elastic job, so each is asked in turn.
@@ -40,15 +39,15 @@ def newest(api: Api, namespace: str, pods: Sequence[Object]) -> dict[str, Any]:
     running = [str(pod["metadata"]["name"]) for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
     for name in running:
         try:
-            found = parse_series(api.text(f"{namespaced(namespace, 'Pod', name)}:{METRICS_PORT}/proxy/metrics"))
-        except RefusedError:  # this pod is not rank 0, or no proxy is allowed: the log is left
+            found = parse_series(api.text(f"{api_path(namespace, 'Pod', name)}:{METRICS_PORT}/proxy/metrics"))
+        except KubeApiError:  # this pod is not rank 0, or no proxy is allowed: the log is left
             continue
         if found:
             return found | {"source": f"pod {name}, port {METRICS_PORT}"}
     for name in started:
         try:
-            text = api.text(f"{namespaced(namespace, 'Pod', name)}/log", tailLines=str(_TAIL_LINES))
-        except RefusedError:  # the container has not started, or its log is gone
+            text = api.text(f"{api_path(namespace, 'Pod', name)}/log", tailLines=str(_TAIL_LINES))
+        except KubeApiError:  # the container has not started, or its log is gone
             continue
         found = parse_log(text.splitlines())
         if found:

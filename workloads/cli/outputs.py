@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workloads.cli.errors import CliError, one_line
+from infra.text import one_line
+from workloads.cli.errors import CliError
 
 ROOT = Path(__file__).resolve().parents[2]
 

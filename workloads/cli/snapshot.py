@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
+from infra.kube_api import KubeApi, KubeApiError, Object, api_path
+from infra.text import one_line
 from workloads.cli import metrics
-from workloads.cli.api import Api, Object, namespaced
-from workloads.cli.errors import RefusedError, one_line
 from workloads.cli.target import Target
 from workloads.cli.why import Room, explain
 from workloads.facts import COMPONENT_LABEL, PART_OF
@@ -80,7 +81,7 @@ def take(target: Target, *, with_metrics: bool = True) -> Snapshot:
     """Look at everything once. Raises CliError where the cluster does not let us."""
     api, namespace = target.api, target.namespace
     found = target.job()
-    pods = api.items(namespaced(namespace, "Pod"), labelSelector=target.selector)
+    pods = api.items(api_path(namespace, "Pod"), labelSelector=target.selector)
     helpers = companions(api, namespace)
     if found is None:
         state, why = _without_job(target, helpers)
@@ -176,12 +177,12 @@ def _phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase") or "Pending")
 
 
-def _events(api: Api, namespace: str) -> dict[str, list[Object]]:
+def _events(api: KubeApi, namespace: str) -> dict[str, list[Object]]:
     """Events by the name of what they are about, the newest last; none where these credentials may not read them."""
     try:
-        found = api.items(namespaced(namespace, "Event"))
-    except RefusedError as error:
-        if error.status != 403:  # HTTP: forbidden; conditions tell most of it too
+        found = api.items(api_path(namespace, "Event"))
+    except KubeApiError as error:
+        if error.status != HTTPStatus.FORBIDDEN:  # the conditions still explain most problems
             raise
         return {}
     by_name: dict[str, list[Object]] = {}
@@ -190,11 +191,11 @@ def _events(api: Api, namespace: str) -> dict[str, list[Object]]:
     return by_name
 
 
-def _nodes(api: Api) -> list[Mapping[str, str]] | None:
+def _nodes(api: KubeApi) -> list[Mapping[str, str]] | None:
     try:
         nodes = api.items("/api/v1/nodes")
-    except RefusedError as error:
-        if error.status != 403:  # HTTP: forbidden; a user of one namespace need not see nodes
+    except KubeApiError as error:
+        if error.status != HTTPStatus.FORBIDDEN:  # a user of one namespace may not list nodes
             raise
         return None
     return [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
@@ -279,12 +280,12 @@ def _why(
     return "no pod has been made yet"
 
 
-def workload_of(api: Api, namespace: str, kind: str, job: Object) -> Object | None:
+def workload_of(api: KubeApi, namespace: str, kind: str, job: Object) -> Object | None:
     """Kueue's object for a job that waits in a queue; None for any other job."""
     if QUEUE_LABEL not in (job["metadata"].get("labels") or {}):
         return None
     wanted = {"kind": kind, "name": job["metadata"]["name"]}.items()
-    for workload in api.items(namespaced(namespace, "Workload")):
+    for workload in api.items(api_path(namespace, "Workload")):
         if any(wanted <= owner.items() for owner in workload["metadata"].get("ownerReferences") or ()):
             return workload
     return None
@@ -299,13 +300,13 @@ def _queue_message(workload: Object | None) -> str:
 # --- companions ------------------------------------------------------------------------------------------------------
 
 
-def companions(api: Api, namespace: str) -> list[Companion]:
+def companions(api: KubeApi, namespace: str) -> list[Companion]:
     """The helpers of the stack, with why they are not finished."""
     part_of = ",".join(f"{key}={value}" for key, value in PART_OF.items())
     selector = f"{part_of},{COMPONENT_LABEL} in (dataset,netcheck,tensorboard)"
     with ThreadPoolExecutor() as pool:
         kinds = ("Job", "Deployment", "Pod")
-        lists = pool.map(lambda kind: api.items(namespaced(namespace, kind), labelSelector=selector), kinds)
+        lists = pool.map(lambda kind: api.items(api_path(namespace, kind), labelSelector=selector), kinds)
         jobs, deployments, pods = lists
     found = [_helper_job(job, pods) for job in jobs]
     return found + [_deployment(item, pods) for item in deployments]

@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from infra.kube_api import api_path
 from workloads.cli import metrics, snapshot
-from workloads.cli.api import namespaced
 from workloads.cli.errors import EXIT_FAILED, EXIT_OK
 from workloads.cli.show import progress, rendered
 from workloads.cli.target import Target, open_target
@@ -39,7 +39,7 @@ def _look(view: View[Seen], arguments: argparse.Namespace) -> Seen:
 
 def _numbers(target: Target) -> dict[str, Any]:
     _, job = target.found_job()
-    pods = target.api.items(namespaced(target.namespace, "Pod"), labelSelector=target.selector)
+    pods = target.api.items(api_path(target.namespace, "Pod"), labelSelector=target.selector)
     own = snapshot.newest_of_each(snapshot.of_job(pods, str(job["metadata"]["name"])))
     return metrics.newest(target.api, target.namespace, [pod for pod, _ in own])
 

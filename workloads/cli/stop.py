@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
+from infra.kube_api import KubeApiError, Object, api_path
 from workloads.cli import snapshot
-from workloads.cli.api import Object, namespaced
-from workloads.cli.errors import EXIT_OK, CliError, RefusedError
+from workloads.cli.errors import EXIT_OK, CliError
 from workloads.cli.target import Target, open_target
 
 _TRIES = 5
@@ -78,14 +79,14 @@ def _switch(target: Target, kind: str, job: Object, *, stopped: bool) -> None:
     """Kueue owns the switch of a job in a queue and would turn it back: there its own object is told."""
     workload = snapshot.workload_of(target.api, target.namespace, kind, job)
     if workload is not None:
-        path = namespaced(target.namespace, "Workload", str(workload["metadata"]["name"]))
+        path = api_path(target.namespace, "Workload", str(workload["metadata"]["name"]))
         _patch(target, path, {"spec": {"active": not stopped}})
         return
     body: Mapping[str, Any] | bool = stopped
     for key in reversed(snapshot.SUSPEND[kind]):
         body = {key: body}
     assert not isinstance(body, bool), f"no switch for {kind}"
-    _patch(target, namespaced(target.namespace, kind, str(job["metadata"]["name"])), body)
+    _patch(target, api_path(target.namespace, kind, str(job["metadata"]["name"])), body)
 
 
 def _patch(target: Target, path: str, body: Mapping[str, Any]) -> None:
@@ -93,8 +94,8 @@ def _patch(target: Target, path: str, body: Mapping[str, Any]) -> None:
     for left in reversed(range(_TRIES)):
         try:
             target.api.patch(path, body)
-        except RefusedError as error:
-            if error.status != 409 or not left:  # HTTP: conflict
+        except KubeApiError as error:
+            if error.status != HTTPStatus.CONFLICT or not left:
                 raise
         else:
             return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 
-from workloads.cli.api import Api, Object, namespaced
-from workloads.cli.errors import CliError, RefusedError
+from infra.kube_api import KubeApi, KubeApiError, Object, api_path
+from workloads.cli.errors import CliError
 from workloads.cli.outputs import stack_outputs
 from workloads.facts import COMPONENT_LABEL, RUN_LABEL
 from workloads.settings import SERVICES
@@ -20,7 +21,7 @@ TRAINING = "training"
 class Target:
     """A run and its cluster. `kind` and `name` are None where nobody has said them: `job` looks for them."""
 
-    api: Api
+    api: KubeApi
     namespace: str
     run: str
     kind: str | None = None
@@ -38,15 +39,15 @@ class Target:
     def job(self) -> tuple[str, Object] | None:
         """Kind and object of the run's job: the one that the stack made, else the newest of the run."""
         if self.kind and self.name:
-            found = self.api.find(namespaced(self.namespace, self.kind, self.name))
+            found = self.api.find(api_path(self.namespace, self.kind, self.name))
             if found is not None:
                 return self.kind, found
-        refused: RefusedError | None = None
+        refused: KubeApiError | None = None
         for kind in KINDS:
             try:
-                jobs = self.api.items(namespaced(self.namespace, kind), labelSelector=self.selector)
-            except RefusedError as error:
-                if error.status != 403:  # HTTP: forbidden; role `view` shows Jobs and not the operators' kinds
+                jobs = self.api.items(api_path(self.namespace, kind), labelSelector=self.selector)
+            except KubeApiError as error:
+                if error.status != HTTPStatus.FORBIDDEN:  # role `view` shows Jobs, but not the operators' kinds
                     raise
                 refused = refused or error
                 continue
@@ -89,7 +90,7 @@ def open_target(arguments: argparse.Namespace) -> Target:
         raise CliError(f"--kubeconfig needs {' and '.join(missing)}, for example --namespace training --run default")
     context = f" --context {arguments.context}" if arguments.context else ""
     options = f"--kubeconfig {arguments.kubeconfig}{context} --namespace {arguments.namespace} --run {arguments.run}"
-    api = Api.from_file(arguments.kubeconfig, arguments.context)
+    api = KubeApi.from_file(arguments.kubeconfig, arguments.context)
     return Target(api, arguments.namespace, arguments.run, options=options)
 
 
@@ -108,7 +109,7 @@ def from_stack(arguments: argparse.Namespace) -> Target:
         "this machine in"
     )
     target = Target(
-        Api.from_text(str(outputs.get("kubeconfig", "")), mend),
+        KubeApi.from_text(str(outputs.get("kubeconfig", "")), mend),
         arguments.namespace or job["namespace"],
         job["run"],
         kind=job["kind"],

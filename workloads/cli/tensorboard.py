@@ -7,8 +7,9 @@ import socket
 import sys
 import threading
 
-from workloads.cli.api import Object, namespaced
-from workloads.cli.errors import EXIT_OK, CliError, one_line
+from infra.kube_api import Object, api_path
+from infra.text import one_line
+from workloads.cli.errors import EXIT_OK, CliError
 from workloads.cli.target import Target, open_target
 from workloads.facts import COMPONENT_LABEL
 from workloads.objects.tensorboard import PORT, TENSORBOARD
@@ -32,7 +33,7 @@ def tensorboard_command(arguments: argparse.Namespace) -> int:
 
 def ready_pod(target: Target) -> str:
     """A pod of TensorBoard that answers."""
-    pods = target.api.items(namespaced(target.namespace, "Pod"), labelSelector=f"{COMPONENT_LABEL}={TENSORBOARD}")
+    pods = target.api.items(api_path(target.namespace, "Pod"), labelSelector=f"{COMPONENT_LABEL}={TENSORBOARD}")
     ready = [pod for pod in pods if _is_ready(pod)]
     if ready:
         return str(ready[0]["metadata"]["name"])

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from workloads.cli.errors import RefusedError
+from infra.kube_api import KubeApiError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +68,7 @@ class View(Generic[Seen]):
     def _again(self, before: Seen) -> Seen:
         try:
             return self.take()
-        except RefusedError as error:
+        except KubeApiError as error:
             if error.status:
                 raise
             sys.stderr.write(f"{error}; looking again\n")

@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from workloads.cli.errors import one_line
+from infra.kube_api import Object
+from infra.text import one_line
 
-Object = Mapping[str, Any]
 GPU = "nvidia.com/gpu"
 #: One cause in a scheduler's sentence: `2 Insufficient cpu`; commas inside braces belong to a taint.
 _CAUSE = re.compile(r"(\d+) ((?:[^,.{]|\{[^}]*\}|\.(?! |$))+)")

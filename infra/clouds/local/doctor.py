@@ -9,8 +9,8 @@ from infra.clouds.local import kubeconfig
 from infra.clouds.local.credentials import LOGIN
 from infra.clouds.local.settings import Settings
 from infra.contract import GPU_LABEL
-from infra.findings.kube import Kube
 from infra.findings.model import Cause, Check, Context, Finding, ok, problem, skipped
+from infra.kube_api import KubeApi
 
 PACKAGES: Sequence[str] = ()
 
@@ -43,13 +43,14 @@ def checks(context: Context) -> list[Check]:
     assert isinstance(settings, Settings)
     if context.outputs:
         return []
-    opened: list[Kube] = []
+    opened: list[KubeApi] = []
 
     def server() -> Finding:
         found = kubeconfig.read(kubeconfig.locate(settings.kubeconfig.path))
         name = settings.kubeconfig.context or found.current or ""
-        opened.append(Kube(kubeconfig.only(found, name), LOGIN))
-        return ok(f"context {name}, Kubernetes {opened[0].get('/version').get('gitVersion', 'of an unknown version')}")
+        opened.append(KubeApi.from_text(kubeconfig.only(found, name), LOGIN))
+        version = (opened[0].find("/version") or {}).get("gitVersion", "of an unknown version")
+        return ok(f"context {name}, Kubernetes {version}")
 
     return [
         Check(SERVER, server),
@@ -68,7 +69,7 @@ def login(*_: object) -> tuple[str, str] | None:
     return None
 
 
-def nodes(kube: Kube, settings: Settings) -> Finding:
+def nodes(kube: KubeApi, settings: Settings) -> Finding:
     """Enough nodes that a pod could be put on."""
     pool = settings.gpu
     wanted = (GPU_LABEL if pool.gpus_per_node else {}) | pool.node_selector
@@ -84,7 +85,7 @@ def nodes(kube: Kube, settings: Settings) -> Finding:
     return problem(NODES, told, fix=fix)
 
 
-def storage(kube: Kube, settings: Settings) -> Finding:
+def storage(kube: KubeApi, settings: Settings) -> Finding:
     """The class of the claim is there; a folder of a node is shared with nobody."""
     chosen = settings.storage
     if chosen.host_path:
