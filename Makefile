@@ -15,6 +15,9 @@ PYTEST_ARGS ?=
 
 # ---- Internal
 
+# For programs in tests/ that are started directly; pytest has its own setting in pyproject.toml.
+TEST_PY = PYTHONPATH=.:tests/support:tests/trainer $(PY)
+
 VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
@@ -77,16 +80,16 @@ test-node: install-trainer-$(ACCELERATOR) install-infra install-test ## Run the 
 	@$(WITH_VENV) $(PY) -m pytest tests/node $(PYTEST_ARGS)
 
 node-up: install-test ## Start a Kubernetes node of containers on this machine (root, Linux) and print its kubeconfig
-	@$(PY) tests/node/node.py up
+	@$(TEST_PY) tests/node/node.py up
 
 node-down: install-test ## Remove that node and everything that belongs to it
-	@$(PY) tests/node/node.py down
+	@$(TEST_PY) tests/node/node.py down
 
 node-packages: install-test ## Install the Debian or Ubuntu packages that a node needs (root)
-	apt-get update && apt-get install --yes --no-install-recommends $$($(PY) tests/node/node_build.py)
+	apt-get update && apt-get install --yes --no-install-recommends $$($(TEST_PY) tests/node/node_build.py)
 
 soak: install-trainer-$(ACCELERATOR) install-test ## Kill training runs SOAK_KILLS times (100) and print the cost
-	@$(PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
+	@$(TEST_PY) tests/trainer/faults/soak.py $(SOAK_KILLS)
 
 lint: install-trainer-$(ACCELERATOR) $(ALL_INFRA) install-test install-lint ## Check style, wording, layers, types and the Dockerfile
 	@$(PY) -m ruff check .

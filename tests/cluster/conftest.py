@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workloads"))
-
 import cluster_build
 import cluster_operators
 import cluster_plane
+import pytest
 from cluster_manifests import gpu_node
 from cluster_operators import Operator
 from cluster_plane import Plane
+from opt_in import is_requested
 
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
@@ -36,16 +32,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def is_asked_for(config: pytest.Config) -> bool:
-    """Whether these tests were named: `make test` leaves them out, as they take minutes and many processes."""
-    named = [Path(config.invocation_params.dir, argument.split("::")[0]).resolve() for argument in config.args]
-    return any(path == HERE or HERE in path.parents for path in named)
-
-
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> None:
     """The built control plane, building it first where it is missing."""
-    if not is_asked_for(request.config):
+    if not is_requested(request.config, HERE):
         pytest.skip("`make test-cluster` runs the tests on a real control plane")
     if reason := cluster_build.obstacle() or cluster_plane.obstacle():
         pytest.skip(reason)

@@ -10,7 +10,7 @@ from cluster_operators import JOBSET, PYTORCHJOB, TRAINER, Operator
 from cluster_plane import Plane, wait_for
 from test_cluster_operators import environment
 from test_cluster_product import STACKS, golden, template
-from test_workloads_starts import operators_variables
+from workload_facts import operators_variables
 
 from workloads.cli.snapshot import index_of
 

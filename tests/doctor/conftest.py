@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workloads"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from doctor_answers import Recorded, serving
-from fake_cluster import FakeCluster, running
 
 from infra import stack_files as configuration
 from infra.findings.model import Context
 
 
 @pytest.fixture(autouse=True)
-def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that leaves this machine fails."""
-    connect = socket.socket.connect
-
-    def local(self: socket.socket, address: object) -> None:
-        host = address[0] if isinstance(address, tuple) else "localhost"
-        assert host in {"127.0.0.1", "::1", "localhost"}, f"a connection to {address}"
-        connect(self, address)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(socket.socket, "connect", local)
+def _network(loopback_only: None) -> None:
+    """Keep every test of this folder on this machine."""
 
 
 @pytest.fixture
@@ -39,13 +23,6 @@ def recorded() -> Iterator[Recorded]:
     """A server that answers what a test puts into it, and 404 to everything else."""
     with serving(Recorded()) as server:
         yield server
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    """An API server without any object."""
-    with running(FakeCluster()) as served:
-        yield served
 
 
 @pytest.fixture

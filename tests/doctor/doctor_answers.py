@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
+
+from loopback import Handler, serve
 
 from infra.doctor.runner import answer
 from infra.findings.model import Check, Finding
@@ -32,45 +32,28 @@ class Recorded:
 @contextmanager
 def serving(recorded: Recorded) -> Iterator[Recorded]:
     """Serve it on a free port."""
-    handler = type("Handler", (_Handler,), {"recorded": recorded})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    recorded.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with serve(_Handler, recorded=recorded) as port:
+        recorded.url = f"http://127.0.0.1:{port}"
         yield recorded
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     recorded: Recorded
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
-        return
-
     def _answer(self) -> None:
         parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         self.recorded.asked.append((self.command, self.path, dict(self.headers)))
         found = self.recorded.answers.get(parts.path, (404, {"error": {"code": 404, "message": f"no {parts.path}"}}))
         if callable(found):
             found = found(dict(parse_qsl(parts.query)) | {"authorization": self.headers.get("Authorization", "")}, body)
         status, content = found
         data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        for key, value in self.recorded.headers.get(parts.path, {}).items():
-            if not (status == 200 and key == "WWW-Authenticate"):
-                self.send_header(key, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        headers = dict(self.recorded.headers.get(parts.path, {}))
+        if status == 200:
+            headers.pop("WWW-Authenticate", None)
+        self.reply(status, data, {"Content-Type": "application/json"} | headers)
 
     do_GET = do_POST = do_HEAD = _answer
 

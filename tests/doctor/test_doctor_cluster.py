@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cluster_objects import NODES, PODS, TRAIN, condition, job, line, pod
 from doctor_answers import asked, one
 from fake_cluster import FakeCluster
-from workload_runs import NODES, PODS, TRAIN, condition, job, line, pod
 
 from infra.clouds.local import doctor as local_doctor
 from infra.doctor import cluster as checks_of

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from opt_in import is_requested
 
 FOLDER = Path(__file__).resolve().parent
-# What the tests with mocks know of the clouds' answers serves here too.
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "infra"), str(FOLDER.parents[1])]
-
-KUBECONFIG = """\
-apiVersion: v1
-kind: Config
-current-context: laptop
-contexts:
-- {name: laptop, context: {cluster: laptop, user: me}}
-clusters:
-- {name: laptop, cluster: {server: "https://127.0.0.1:6443", certificate-authority-data: Q0E=}}
-users:
-- {name: me, user: {token: token-of-the-laptop}}
-"""
-
 STACKS = ("aws", "azure", "gcp", "local")
 
 #: Every position at which a create can fail instead of eight of them; hours instead of minutes.
@@ -48,25 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _obstacle(config: pytest.Config) -> str | None:
     """Why the engine is not run: these tests take minutes, so that `make test`, which names none, leaves them out."""
-    named = [Path(config.invocation_params.dir, argument.split("::")[0]).resolve() for argument in config.args]
-    if not any(path == FOLDER or FOLDER in path.parents for path in named):
+    if not is_requested(config, FOLDER):
         return "`make test-engine` runs the real Pulumi engine"
     return None if shutil.which("pulumi") else "no `pulumi` on PATH: https://www.pulumi.com/docs/install"
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cluster that the stack `local` finds."""
-    path = tmp_path_factory.mktemp("kube") / "config"
-    path.write_text(KUBECONFIG)
-    # Inline programs run in this process.
-    before = os.environ.get("KUBECONFIG")
-    os.environ["KUBECONFIG"] = str(path)
-    yield path
-    if before is None:
-        del os.environ["KUBECONFIG"]
-    else:
-        os.environ["KUBECONFIG"] = before
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
-import infra_mocks
 import simulated_aws
 import simulated_azure
 import simulated_gcp
@@ -17,9 +16,10 @@ import simulated_kubernetes
 from engine_provider import Construct, Invoke, Provider, Server
 from engine_values import UNKNOWN, decode, encode, has_unknown, plain
 from engine_world import Inputs, Rules, World
+from provider_mocks import recording
 from pulumi.runtime.proto import provider_pb2, resource_pb2, resource_pb2_grpc
 
-_OUTPUTS, _CALLS = infra_mocks.imitations()
+_OUTPUTS, _CALLS = recording.cloud_tables()
 
 _RULES: Mapping[str, Rules] = {**simulated_aws.RULES, **simulated_azure.RULES, **simulated_gcp.RULES}
 
@@ -50,7 +50,7 @@ def simulate() -> tuple[World, Server]:
     return world, Server(Provider(world, _invokes(), _CONSTRUCTS))
 
 
-def _both(imitated: infra_mocks.Outputs, rules: Rules) -> infra_mocks.Outputs:
+def _both(imitated: recording.Outputs, rules: Rules) -> recording.Outputs:
     own = rules.computed
     return lambda name, inputs: {**imitated(name, inputs), **own(name, inputs)}
 

@@ -6,11 +6,11 @@ import json
 from collections import Counter
 
 import engine_lifecycle
-import infra_mocks
 import pytest
 from engine_clouds import CREDENTIALS
 from engine_lifecycle import POOLS, Story
 from engine_runs import Run
+from provider_mocks import recording
 
 #: What a remote component makes by itself, which the golden lists of the tests with mocks cannot know.
 _INSIDE = ("eksRole", "eksCluster")
@@ -40,7 +40,7 @@ def _created(run: Run) -> Counter[tuple[str, str]]:
 
 def test_a_preview_creates_exactly_the_golden_list_and_touches_nothing(life: Story, stack: str) -> None:
     _went_well(life.runs["preview"])
-    golden = (infra_mocks.ROOT / "tests/infra/golden" / f"{stack}.txt").read_text().splitlines()
+    golden = (recording.ROOT / "tests/infra/golden" / f"{stack}.txt").read_text().splitlines()
     expected = Counter(tuple(line.split("  ")[:2]) for line in golden)
     shown = Counter(
         {

@@ -13,8 +13,8 @@ from engine_runs import Run
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="google-cloud-aiplatform is missing: make install-managed")
 
-import vertex_fake
-from vertex_fake import Service
+import vertex_service
+from vertex_service import Service
 
 IMAGE = "us-central1-docker.pkg.dev/my-project/trainer/trainer@sha256:" + "0" * 64
 SECRET = "a-token-of-a-persons-own"
@@ -36,8 +36,8 @@ def vertex_life(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> I
     """A quota that is too small, then up, a change, a refresh after somebody deleted the job, and destroy."""
     folder = tmp_path_factory.mktemp("vertex")
     world, server, project = open_project(folder / "stack", "gcp", kubeconfig)
-    with vertex_fake.serving(Service()) as service:
-        key = vertex_fake.credentials(folder, service)
+    with vertex_service.serving(Service()) as service:
+        key = vertex_service.credentials(folder, service)
         project.environment |= {"GOOGLE_APPLICATION_CREDENTIALS": str(key), "NO_PROXY": "127.0.0.1"}
         settings = {"job.launcher": "vertex", "job.image": IMAGE, "vertex.endpoint": service.url}
         for path, value in {**settings, "storage.on_destroy": "delete"}.items():

@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import infra_fourth
-from infra_mocks import Recording, run_stack
+import pytest
+from loopback import refuse_connections
+from provider_mocks.recording import Recording, run_stack
 
 from infra import clouds
 
 #: Folders of further clouds that the contract test covers, as `test_infra_fourth_cloud.py` uses it.
 clouds.__path__.extend(filter(None, os.environ.get("TORCHREC_CLOUD_FOLDERS", "").split(os.pathsep)))
 
-KUBECONFIG = """\
-apiVersion: v1
-kind: Config
-current-context: laptop
-contexts:
-- {name: laptop, context: {cluster: laptop, user: me}}
-- {name: lab, context: {cluster: lab, user: me}}
-clusters:
-- {name: laptop, cluster: {server: "https://127.0.0.1:6443", certificate-authority: ca.crt}}
-- {name: lab, cluster: {server: "https://127.0.0.1:6444"}}
-users:
-- {name: me, user: {token: not-a-real-token}}
-"""
-
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that reads the network fails its test."""
-
-    def refuse(self: socket.socket, address: object) -> None:
-        raise AssertionError(f"the program connects to {address}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-
-
-@pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A kubeconfig of two contexts, where kubectl would find it."""
-    path = tmp_path_factory.mktemp("kube") / "config"
-    path.write_text(KUBECONFIG)
-    before = os.environ.get("KUBECONFIG")
-    os.environ["KUBECONFIG"] = str(path)
-    yield path
-    if before is None:
-        del os.environ["KUBECONFIG"]
-    else:
-        os.environ["KUBECONFIG"] = before
+    refuse_connections(monkeypatch, loopback=False)
 
 
 @pytest.fixture(scope="session")

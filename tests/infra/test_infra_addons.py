@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 import pulumi_kubernetes as k8s
 import pytest
-from infra_mocks import PROJECT, Recording, record
+from provider_mocks.recording import PROJECT, Recording, record
 
 from infra import catalog
 from infra.addons import fabric, gpu, launchers, monitoring

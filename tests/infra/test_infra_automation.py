@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import ROOT, stack_config
+from provider_mocks.recording import ROOT, stack_config
 from pulumi.automation import CommandResult, EngineEvent
 from pulumi.automation.errors import create_command_error
 

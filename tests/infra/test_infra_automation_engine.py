@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infra_mocks import ROOT
+from provider_mocks.recording import ROOT
 
 from infra import clouds
 from infra import stack_files as configuration

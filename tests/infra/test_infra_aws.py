@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, Recording, Registration, stack_config
+from provider_mocks.recording import PROJECT, Recording, Registration, stack_config
 
 from infra.clouds.aws.network import subnet_layout
 from infra.clouds.aws.settings import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infra_mocks import PROJECT
+from provider_mocks.recording import PROJECT
 
 from infra.clouds.aws import settings as aws
 from infra.config.problems import Problem, SettingsError

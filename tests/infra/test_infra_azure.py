@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from infra_mocks import PROJECT, ROOT, Recording, Registration, record
+from provider_mocks.recording import PROJECT, ROOT, Recording, Registration, record
 
 from infra import clouds
 from infra.clouds.azure import settings as azure

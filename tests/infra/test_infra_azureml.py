@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from infra_mocks import Recording, Registration
+from loopback import Handler, serve
+from provider_mocks.recording import Recording, Registration
 
 from infra.clouds.azure import running
 from infra.clouds.azure.running import RunningJobProvider
@@ -219,45 +217,22 @@ class _Token:
 
 @contextmanager
 def serving(arm: Arm) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class ArmHandler(Handler):
         def _serve(self) -> None:
             status, headers, text = arm.answer(self.command, self.path)
             if self.headers.get("Authorization") != "Bearer not-a-real-token":
                 status, headers, text = 401, {}, '{"error": {"code": "InvalidAuthenticationToken"}}'
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(text)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(text.encode())
+            self.reply(status, text.encode(), headers)
 
         do_GET = do_POST = _serve
 
-        def log_message(self, *_: object) -> None:
-            """Nothing to standard error."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-_CONNECT = socket.socket.connect
+    with serve(ArmHandler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Here the network is loopback; anything else still fails its test."""
-
-    def refuse(self: socket.socket, address: Any) -> None:
-        assert address[0] == "127.0.0.1", f"the client connects to {address}"
-        _CONNECT(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+def no_network(loopback_only: None) -> None:
+    """Allow these tests to connect to loopback."""
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pulumi
 import pytest
-from infra_mocks import PROJECT, ROOT, Recording, record, stack_config
+from provider_mocks.recording import PROJECT, ROOT, Recording, record, stack_config
 
 from infra import clouds, stack
 from infra.addons import charts

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import infra_fourth
-from infra_mocks import ROOT
+from provider_mocks.recording import ROOT
 
 
 def test_the_contract_test_covers_a_cloud_dropped_into_a_folder_and_finds_its_faults(tmp_path: Path) -> None:

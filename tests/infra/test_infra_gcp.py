@@ -10,7 +10,7 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
-from infra_mocks import PROJECT, Recording, Registration, run_stack, stack_config
+from provider_mocks.recording import PROJECT, Recording, Registration, run_stack, stack_config
 
 from infra.clouds.gcp.settings import Settings
 from infra.config.problems import Problem, SettingsError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from infra_mocks import ROOT, SDKS
+from provider_mocks.recording import ROOT, SDKS
 
 from infra import clouds
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from infra_mocks import ROOT
+from provider_mocks.recording import ROOT
 
 PROGRAM = """
 import signal, sys, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from infra_mocks import Recording
+from provider_mocks.recording import Recording
 
 from infra.clouds.local import kubeconfig as reading
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
-from infra_mocks import Recording, Registration, stacks
+from provider_mocks.recording import Recording, Registration, stacks
 from pulumi_policy import (
     EnforcementLevel,
     Policy,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import dill
 import pytest
-from infra_mocks import Recording
+from provider_mocks.recording import Recording
 from pulumi.dynamic.dynamic import serialize_provider
 
 IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}

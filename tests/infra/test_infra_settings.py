@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infra_mocks import PROJECT
+from provider_mocks.recording import PROJECT
 
 from infra.config import checks
 from infra.config.problems import Problem, SettingsError

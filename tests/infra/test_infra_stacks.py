@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from infra_mocks import ROOT, SDKS, SHARED_SDKS, Recording, run_stack, stacks
+from provider_mocks.recording import ROOT, SDKS, SHARED_SDKS, Recording, run_stack, stacks
 from pydantic import BaseModel
 
 from infra.config.settings import AddonSettings, Nodes, StackSettings, StorageSettings
@@ -95,7 +95,7 @@ def test_pulumi_yaml_repeats_no_default_that_differs_from_the_settings() -> None
 LOADED = """
 import json, runpy, sys
 sys.path[:0] = [{root!r}, {tests!r}]
-from infra_mocks import run_stack
+from provider_mocks.recording import run_stack
 error = run_stack({stack!r}).error
 assert error is None, error
 print(json.dumps(sorted(sys.modules)))
@@ -105,7 +105,7 @@ print(json.dumps(sorted(sys.modules)))
 @pytest.mark.parametrize("name", STACKS)
 def test_only_the_chosen_clouds_folder_and_sdk_are_imported(name: str, kubeconfig: Path) -> None:
     cloud = yaml.safe_load((ROOT / f"Pulumi.{name}.yaml").read_text())["config"]["torchrec-cloud:cloud"]
-    script = LOADED.format(root=str(ROOT), tests=str(Path(__file__).parent), stack=name)
+    script = LOADED.format(root=str(ROOT), tests=str(ROOT / "tests" / "support"), stack=name)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     modules = set(yaml.safe_load(run.stdout))
     folders = {module.split(".")[2] for module in modules if module.startswith("infra.clouds.")}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from infra_mocks import Recording
+from provider_mocks.recording import Recording
 
 pytest.importorskip("google.cloud.aiplatform_v1", reason="google-cloud-aiplatform is missing: make install-managed")
 
-import vertex_fake
-from vertex_fake import Service
+import vertex_service
+from vertex_service import Service
 
 from infra.clouds.gcp import vertex_client
 from infra.clouds.gcp.vertex import CustomJobProvider, digest
@@ -39,8 +39,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> Iterator[Service]:
-    with vertex_fake.serving(Service()) as found:
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(vertex_fake.credentials(tmp_path, found)))
+    with vertex_service.serving(Service()) as found:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(vertex_service.credentials(tmp_path, found)))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         # Waits of the client and of the provider, which are real ones otherwise.
         monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -237,12 +237,12 @@ def test_the_service_takes_the_request_of_a_stack(
     made = job(stack("gcp", ON_VERTEX | overrides))
     if "tensorboard" in made["jobSpec"]:
         made["jobSpec"]["tensorboard"] = f"{PARENT}/tensorboards/7"
-    assert vertex_fake.refused(made, PARENT) is None
+    assert vertex_service.refused(made, PARENT) is None
 
 
 def test_the_fake_refuses_what_the_service_refuses() -> None:
     good = json.loads(request())
-    assert vertex_fake.refused(good, PARENT) is None
+    assert vertex_service.refused(good, PARENT) is None
     pool = good["jobSpec"]["workerPoolSpecs"][0]
     for changes in (
         {"replicaCount": "2"},
@@ -251,7 +251,7 @@ def test_the_fake_refuses_what_the_service_refuses() -> None:
         {"machineSpec": {"acceleratorType": "A100"}},
     ):
         bad = good | {"jobSpec": {"workerPoolSpecs": [pool | changes]}}
-        assert vertex_fake.refused(bad, PARENT), f"a fake that takes {changes} proves nothing"
+        assert vertex_service.refused(bad, PARENT), f"a fake that takes {changes} proves nothing"
 
 
 def test_machines_capacity_and_restarts_are_the_stacks(stack: Callable[..., Recording]) -> None:

@@ -18,9 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import matplotlib as mpl
 import promql_parser
 from monitoring_queries import parsed

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workloads"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import cluster_operators
 import node as node_commands
 import node_build
 import node_image
+import pytest
 from cluster_build import MODULES, BuildError, missing, say
 from cluster_operators import Operator
 from cluster_plane import wait_for
 from node_runs import MEASURED, Run, told
+from opt_in import is_requested
 
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
@@ -45,16 +39,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
-def is_asked_for(config: pytest.Config) -> bool:
-    """Whether these tests were named: `make test` leaves them out, as they take minutes and need root."""
-    named = [Path(config.invocation_params.dir, argument.split("::")[0]).resolve() for argument in config.args]
-    return any(path == HERE or HERE in path.parents for path in named)
-
-
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> None:
     """The programs and the image, building what is missing."""
-    if not is_asked_for(request.config):
+    if not is_requested(request.config, HERE):
         pytest.skip("`make test-node` runs the tests on a real node")
     if reason := node_build.obstacle():
         pytest.skip(reason)

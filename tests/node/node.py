@@ -22,9 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
 import cluster_build
 import node_build
 import node_image
@@ -183,6 +180,7 @@ def start(node: Node, owner: int | None) -> None:
             stderr=log,
             pass_fds=[number],
             start_new_session=True,
+            env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH},
         )
         note: dict[str, Any] = {
             "pid": process.pid,

@@ -10,12 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
 import cluster_build
 import cluster_plane
 
 GO = Path(__file__).resolve().parent / "go"
+#: For programs of this folder that are started as processes of their own.
+PYTHONPATH = os.pathsep.join([str(Path(__file__).resolve().parent), str(Path(cluster_build.__file__).parent)])
 CNI = Path("/usr/lib/cni")
 #: Programs that must be on this machine, and the package of Debian and Ubuntu that brings each.
 PACKAGES = {

@@ -23,8 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
 import node_build
 from cluster_build import BuildError, say
 
@@ -115,7 +113,12 @@ def built_meanwhile() -> Iterator[None]:
     command = ["setpriv", "--pdeathsig", "TERM", sys.executable, str(Path(__file__).resolve()), "build"]
     # In a session of its own Ctrl-C reaches it once, through this process.
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH},
     )
     try:
         yield

@@ -17,9 +17,6 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
 import node_servers
 from node_servers import NodePlane
 

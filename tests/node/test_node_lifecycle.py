@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import node as node_commands
+import node_build
 import node_servers
 import pytest
 from cluster_plane import wait_for
@@ -127,7 +128,10 @@ def test_a_node_starts_again_where_one_was_killed_without_node_down() -> None:
     assert traces() == before
 
 
-def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_node() -> None:
+def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", node_build.PYTHONPATH)
     command = [sys.executable, str(Path(node_commands.__file__))]
     began = subprocess.run([*command, "up"], capture_output=True, text=True, check=False, timeout=120)
     assert began.returncode == 0, began.stderr
@@ -147,7 +151,8 @@ def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_
 def test_interrupting_a_start_leaves_nothing() -> None:
     before = traces()
     command = [sys.executable, str(Path(node_commands.__file__)), "up"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": node_build.PYTHONPATH}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for("beginning node", (node_commands.home() / "logs" / "etcd.log").exists)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -164,7 +169,7 @@ def test_without_root_the_reason_is_one_line() -> None:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(node_commands.__file__).parent)},
+        env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH},
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr == "error: a node needs root, this is user 65534\n"
@@ -187,7 +192,7 @@ def test_a_build_without_room_is_refused_in_one_line_and_what_a_killed_one_left_
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(node_commands.__file__).parent), "XDG_CACHE_HOME": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH, "XDG_CACHE_HOME": str(tmp_path)},
     )
     assert done.returncode == 2, done.stderr
     assert "building the image needs 1000000" in done.stdout

@@ -1,15 +1,12 @@
-"""Makes the packages under test importable however pytest is started, and keeps reports of failures readable."""
+"""Runs that several files of tests use, and readable reports of failures."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from pulumi.runtime.rpc import _special_secret_sig, _special_sig_key
 from workload_facts import CLOUDS, ROOT, recorded
 
-from infra_mocks import Recording, run_stack  # isort: skip
+from provider_mocks.recording import Recording, run_stack  # isort: skip
 
 from workloads import image
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from cluster_objects import NAME, TRAIN, job, line, pod
 from fake_cluster import FakeCluster
-from workload_runs import NAME, TRAIN, job, line, pod
 
 Command = Callable[..., int]
 

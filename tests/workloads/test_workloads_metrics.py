@@ -7,8 +7,8 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
+from cluster_objects import NAME, TRAIN, job, line, pod
 from fake_cluster import FakeCluster
-from workload_runs import NAME, TRAIN, job, line, pod
 
 Command = Callable[..., int]
 FIRST, SECOND = f"{NAME}-0-x0y", f"{NAME}-1-x1y"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from workload_facts import ROOT, facts  # first: it makes the next import possible
 
-from infra_mocks import run_stack, stack_config  # isort: skip
+from provider_mocks.recording import run_stack, stack_config  # isort: skip
 
 from workloads import checks
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workload_facts import EVERYTHING, ROOT, facts, with_settings
+from loopback import free_port
+from workload_facts import EVERYTHING, ROOT, facts, operators_variables, with_settings
 
 from workloads.facts import Facts
 from workloads.manifests import manifests
@@ -39,12 +39,6 @@ def small(folder: Path, launcher: str) -> Facts:
     return replace(here, config=config)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def container_of(found: dict[str, Any]) -> dict[str, Any]:
     spec = found.get("job-trainingruntime", found["job"])["spec"]
     if "pytorchReplicaSpecs" in spec:
@@ -55,29 +49,6 @@ def container_of(found: dict[str, Any]) -> dict[str, Any]:
         template = spec["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     (container,) = template["spec"]["containers"]
     return container
-
-
-def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
-    """What each kind's operator sets in the container of pod `index` of two; `tests/cluster` compares it with them."""
-    if launcher == "pytorchjob":
-        return {
-            "PET_NNODES": "2:2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
-            "PET_MAX_RESTARTS": "10",
-            "PYTHONUNBUFFERED": "1",
-        }
-    if launcher == "trainjob":
-        return {
-            "PET_NNODES": "2",
-            "PET_NPROC_PER_NODE": "1",
-            "PET_NODE_RANK": str(index),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": str(port),
-            "JOB_COMPLETION_INDEX": str(index),
-        }
-    return {}
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_cluster import TOKEN, FakeCluster, closed_port
-from workload_runs import (
+from cluster_objects import (
     DEPLOYMENTS,
     JOBS,
     LABELS,
@@ -27,6 +26,8 @@ from workload_runs import (
     pod,
     unscheduled,
 )
+from fake_cluster import TOKEN, FakeCluster
+from loopback import free_port
 
 from infra.kube_api import KubeApi
 from workloads.__main__ import main
@@ -351,7 +352,7 @@ def test_rights_that_are_missing(cluster: FakeCluster, tmp_path: Path, refused: 
 
 def test_a_cluster_that_does_not_answer(cluster: FakeCluster, tmp_path: Path, refused: Callable[..., str]) -> None:
     path = cluster.kubeconfig(tmp_path)
-    path.write_text(path.read_text().replace(cluster.url, f"http://127.0.0.1:{closed_port()}"))
+    path.write_text(path.read_text().replace(cluster.url, f"http://127.0.0.1:{free_port()}"))
     assert "does not answer" in (told := refused(["status", *where(path)]))
     assert "refused" in told
     assert "object at 0x" not in told

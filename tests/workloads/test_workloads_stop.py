@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_objects import COLLECTIONS, NAME, NAMESPACE, PODS, WORKLOADS, condition, job
 from fake_cluster import FakeCluster
-from workload_runs import COLLECTIONS, NAME, NAMESPACE, PODS, WORKLOADS, condition, job
 
 from infra.kube_api import KubeApi
 from workloads.cli import tensorboard

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_objects import INDEX, JOBS, PODS, condition
 from fake_cluster import FakeCluster
-from workload_runs import INDEX, JOBS, PODS, condition
 
 from infra import catalog
 from infra.contract import GPU_LABEL, GPU_TAINT, Fabric, GpuPool, Mount, Storage

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from loopback import Handler, serve
 
 
 @dataclass
@@ -22,29 +23,18 @@ class MetadataServer:
     tokens: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        owner = self
-
-        class Handler(_Handler):
-            server_state = owner
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = ExitStack()
+        self.url = f"http://127.0.0.1:{self._server.enter_context(serve(_Handler, server_state=self))}"
 
     def __enter__(self) -> MetadataServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     server_state: MetadataServer
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_PUT(self) -> None:
         state = self.server_state

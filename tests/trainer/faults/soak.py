@@ -10,13 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
-
-from killed import CHANGES, KILLS_PER_RUN, Story, killed_run  # noqa: E402  # after the path
-from machines import Machines, Zygote, result_of  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+from killed import CHANGES, KILLS_PER_RUN, Story, killed_run
+from machines import Machines, Zygote, result_of
+from rich.console import Console
+from rich.table import Table
 
 WORLDS: dict[str, list[int]] = {"1": [1], "2": [2], "3": [3], "4": [4], "mixed": [2, 1, 4, 3]}
 CLOSE = 2e-3  # another number of processes sums in another order

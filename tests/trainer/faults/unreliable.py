@@ -7,8 +7,10 @@ import socket
 import struct
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from loopback import Handler, serve
 
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 
@@ -34,15 +36,8 @@ class Proxy:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        proxy = self
-
-        class Handler(_Handler):
-            owner = proxy
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = ExitStack()
+        self.port = self._server.enter_context(serve(_Handler, owner=self))
 
     def fate(self, method: str, path: str) -> str:
         """`pass`, or the trouble that this request meets."""
@@ -59,13 +54,11 @@ class Proxy:
         return sum(fate != "pass" for _, _, fate in self.log)
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     owner: Proxy
-    protocol_version = "HTTP/1.1"
 
     def handle_one_request(self) -> None:
         try:
@@ -90,9 +83,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*self._ask_backend(body), half=fate == "cut_answer")
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_PATCH = serve
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def _chunks(self) -> bytes:
         found = b""

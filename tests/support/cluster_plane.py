@@ -241,7 +241,7 @@ class Plane:
             "--node-port=0",
             "--node-lease-duration-seconds=0",
             *(f"--config={stages}/{name}.yaml" for name in theirs),
-            f"--config={Path(__file__).parent / 'stages.yaml'}",
+            f"--config={Path(__file__).parents[1] / 'cluster' / 'stages.yaml'}",
         )
 
     def run(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_plane import Plane
-from cluster_runs import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("pulumi", "pulumi-language-python", "pulumi-resource-kubernetes")
 Steps = set[tuple[str, str]]
 

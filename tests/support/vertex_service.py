@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import jwt
 from google.cloud.aiplatform_v1 import AcceleratorType, CustomJob
 from google.protobuf.json_format import ParseError
+from loopback import Handler, serve
 
 Answer = tuple[int, dict[str, Any]]
 ACCOUNT = "somebody@my-project.iam.gserviceaccount.com"
@@ -157,9 +157,9 @@ def refused(body: dict[str, Any], parent: str) -> str | None:
 def serving(service: Service) -> Iterator[Service]:
     """The service on a free port."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class ServiceHandler(Handler):
         def _serve(self) -> None:
-            text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            text = self.body()
             if not _signed(self.headers.get("Authorization", ""), service.public_key):
                 return self._send(*_refusal(401, "Request had invalid authentication credentials.", "UNAUTHENTICATED"))
             with service.lock:
@@ -172,26 +172,11 @@ def serving(service: Service) -> Iterator[Service]:
         do_GET = do_POST = do_DELETE = _serve
 
         def _send(self, status: int, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.reply(status, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
-        def log_message(self, *_: object) -> None:
-            """Nothing to standard error."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    service.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(ServiceHandler) as port:
+        service.url = f"http://127.0.0.1:{port}"
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _signed(authorization: str, public_key: str) -> bool:

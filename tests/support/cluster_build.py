@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-GO = Path(__file__).resolve().parent / "go"
+GO = Path(__file__).resolve().parents[1] / "cluster" / "go"
 #: What Go's caches, the programs and a build's temporary files take (measured 5.3 GB), with room to spare.
 DISK_GIB = 7
 PROGRESS_SECONDS = 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -10,17 +9,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from provider_mocks.recording import run_stack
+
+from trainer.config import TrainConfig
+from workloads import component
+from workloads.facts import Facts
+from workloads.settings import JobSettings
+
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (ROOT, ROOT / "tests" / "infra"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from infra_mocks import run_stack  # noqa: E402
-
-from trainer.config import TrainConfig  # noqa: E402
-from workloads import component  # noqa: E402
-from workloads.facts import Facts  # noqa: E402
-from workloads.settings import JobSettings  # noqa: E402
 
 CLOUDS = ("aws", "azure", "gcp", "local")
 LAUNCHERS = ("job", "pytorchjob", "trainjob")
@@ -69,3 +65,26 @@ EVERYTHING: dict[str, Any] = {
     "dataset": {"source": "bucket", "options": ["--ids=hash"]},
     "netcheck": {"enabled": True, "min_gb_per_s": 40},
 }
+
+
+def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
+    """What each kind's operator sets in the container of pod `index` of two; `tests/cluster` compares it with them."""
+    if launcher == "pytorchjob":
+        return {
+            "PET_NNODES": "2:2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+            "PET_MAX_RESTARTS": "10",
+            "PYTHONUNBUFFERED": "1",
+        }
+    if launcher == "trainjob":
+        return {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+            "JOB_COMPLETION_INDEX": str(index),
+        }
+    return {}

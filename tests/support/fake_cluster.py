@@ -7,18 +7,16 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import struct
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
+from loopback import Handler, serve
 
 TOKEN = "a-token-that-must-not-be-shown"
 _POD = re.compile(r"^/api/v1/namespaces/([^/]+)/pods/([^/:]+)(?::(\d+))?/(log|proxy|portforward)(/.*)?$")
@@ -69,28 +67,16 @@ class FakeCluster:
 
 
 @contextmanager
-def running(cluster: FakeCluster) -> Iterator[FakeCluster]:
-    """Serve it on a free port of loopback."""
-    handler = type("Handler", (_Handler,), {"cluster": cluster})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+def serve_cluster(cluster: FakeCluster) -> Iterator[FakeCluster]:
+    """Serve the cluster's API on a free port of loopback."""
+    with serve(_Handler, cluster=cluster) as port:
+        cluster.url = f"http://127.0.0.1:{port}"
         yield cluster
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     cluster: FakeCluster
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        return
 
     def do_GET(self) -> None:
         if self._admitted("GET"):
@@ -106,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._admitted("PATCH"):
             path, _ = self._path()
             assert self.headers["Content-Type"] == "application/merge-patch+json"
-            body = self._body()
+            body = self._object()
             found = self.cluster.objects.get(path)
             if found is None:
                 self._status(404, f'"{path.rpartition("/")[2]}" not found')
@@ -120,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self._admitted("POST"):
             path, _ = self._path()
-            body = self._body()
+            body = self._object()
             name = body["metadata"]["name"]
             if f"{path}/{name}" in self.cluster.objects:
                 self._status(409, f'jobs.batch "{name}" already exists')
@@ -141,8 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         return parts.path, dict(parse_qsl(parts.query))
 
-    def _body(self) -> Any:
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def _object(self) -> Any:
+        return json.loads(self.body())
 
     def _admitted(self, verb: str) -> bool:
         path, _ = self._path()
@@ -174,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif what == "log":
             self._log(name, query)
         elif name in self.cluster.metrics and port == "9400" and rest == "/metrics":
-            self._send(200, self.cluster.metrics[name].encode(), "text/plain")
+            self.reply(200, self.cluster.metrics[name].encode(), {"Content-Type": "text/plain"})
         else:
             self._status(503, "error trying to reach service: dial tcp 10.0.0.1:9400: connect: connection refused")
 
@@ -184,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._status(400, f'container "trainer" in pod "{name}" is waiting to start: ContainerCreating')
             return
         lines = logs[name][-int(query["tailLines"]) :] if "tailLines" in query else logs[name]
-        self._send(200, "".join(f"{line}\n" for line in lines).encode(), "text/plain")
+        self.reply(200, "".join(f"{line}\n" for line in lines).encode(), {"Content-Type": "text/plain"})
 
     def _forward(self, query: Mapping[str, str]) -> None:
         """One port of a pod that answers every HTTP request with the name of its port, over a real web socket."""
@@ -233,14 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
 
     def _json(self, code: int, body: object) -> None:
-        self._send(code, json.dumps(body).encode(), "application/json")
-
-    def _send(self, code: int, data: bytes, kind: str) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.reply(code, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
 
 def matches(labels: Mapping[str, str], selector: str) -> bool:
@@ -261,9 +240,3 @@ def _merge(target: dict[str, Any], patch: Mapping[str, Any]) -> None:
             _merge(target.setdefault(key, {}), value)
         else:
             target[key] = value
-
-
-def closed_port() -> int:
-    """A port of loopback on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])

@@ -1,6 +1,6 @@
 """Running a Pulumi program without an engine: every registration is recorded, plausible outputs are imitated.
 
-What a cloud computes comes from `imitations/<cloud>.py`, one file per cloud, each with two tables:
+What a cloud computes comes from `clouds/<cloud>.py`, one file per cloud, each with two tables:
 `OUTPUTS` maps a type token to a function (name, inputs) -> outputs, `CALLS` an invoke's token to one of its arguments.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import importlib.util
+import importlib
 import json
+import pkgutil
 import runpy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from pulumi.runtime.stack import run_pulumi_func
 from pulumi.runtime.sync_await import _sync_await
 
 from infra import clouds, stack_files
+from provider_mocks import clouds as cloud_mocks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PROJECT = "torchrec-cloud"
 
 #: Each cloud's own SDKs; a stack may load these and `SHARED_SDKS`, nothing else that begins with `pulumi_`.
@@ -158,16 +160,13 @@ def _registration(request: Any, urn: str, inputs: Mapping[str, Any]) -> Registra
     )
 
 
-def imitations() -> tuple[dict[str, Outputs], dict[str, Call]]:
-    """Every cloud's imitated outputs and calls, merged: their tokens never clash."""
+@functools.cache
+def cloud_tables() -> tuple[dict[str, Outputs], dict[str, Call]]:
+    """Return the tables of all clouds as one: no two clouds share a token."""
     outputs: dict[str, Outputs] = {}
     calls: dict[str, Call] = {}
-    for path in sorted((Path(__file__).parent / "imitations").glob("*.py")):
-        spec = importlib.util.spec_from_file_location(f"imitation_{path.stem}", path)
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    for found in pkgutil.iter_modules(cloud_mocks.__path__):
+        module = importlib.import_module(f"{cloud_mocks.__name__}.{found.name}")
         outputs |= module.OUTPUTS
         calls |= module.CALLS
     return outputs, calls
@@ -176,7 +175,7 @@ def imitations() -> tuple[dict[str, Outputs], dict[str, Call]]:
 def record(program: Callable[[], object], config: Mapping[str, str], stack: str) -> Recording:
     """Run `program` under mocks to its very end: all registrations have landed, or `error` says why not."""
     recording = Recording()
-    outputs, calls = imitations()
+    outputs, calls = cloud_tables()
     # A context of its own: Pulumi keeps its state in context variables, and a second stack must not see the first's.
     contextvars.Context().run(_run, program, config, stack, _Monitor(_Mocks(recording, outputs, calls)), recording)
     return recording
