@@ -74,7 +74,7 @@ ALERTS = (
         0,
         "critical",
         "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} reports XID {{ $value }}",
-        "look it up in NVIDIA's XID catalogue; for 48, 63, 64, 74, 79, 94, 95 drain the node so that the pool replaces it",
+        "look it up in NVIDIA's XID catalogue; 48, 63, 64, 74, 79, 94, 95: drain the node, and the pool replaces it",
     ),
     Alert(
         "GpuMemoryFails",

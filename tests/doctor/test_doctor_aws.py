@@ -12,6 +12,7 @@ from doctor_answers import Recorded, asked, one
 from moto.server import ThreadedMotoServer
 
 from infra.clouds.aws import doctor
+from infra.clouds.aws.doctor.queries import Queries
 from infra.findings.model import Context
 
 Contexts = Callable[..., Context]
@@ -154,7 +155,7 @@ RESERVED = {"gpu.capacity": "reservation", "gpu.reservation_id": "cr-0123456789a
     ("held", "cure"),
     [
         ({}, ""),
-        ({"State": "expired"}, "make another"),
+        ({"State": "expired"}, "create another"),
         ({"InstanceType": "p5.48xlarge"}, "gpu.instance_type p5.48xlarge"),
         ({"AvailabilityZone": "us-west-2c"}, "gpu.zone us-west-2c"),
         ({"AvailableInstanceCount": 1}, "gpu.nodes.desired 1"),
@@ -175,8 +176,8 @@ def test_a_reservation_must_be_active_of_the_type_in_the_zone_and_have_room(
             return {"CapacityReservations": [answer]}
 
     settings = context("aws", RESERVED)
-    ask = doctor.Questions(lambda _: Ec2(), settings.settings, settings)  # type: ignore[arg-type]
-    finding = ask.reservation()
+    queries = Queries(lambda _: Ec2(), settings.settings, settings)  # type: ignore[arg-type]
+    finding = queries.reservation()
     assert not isinstance(finding, list)
     assert finding.status == ("problem" if cure else "ok")
     assert cure in finding.fix
