@@ -1,8 +1,8 @@
-"""`python -m trainer`: hand the command line over."""
+"""Run the command line as `python -m trainer`."""
 
 import sys
 
-from trainer.main import main
+from trainer.main import console
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(console())

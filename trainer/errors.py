@@ -1,11 +1,12 @@
-"""The one exception that means "the user can mend this": printed as one line, exit code 2."""
+"""The exception for mistakes that the user can fix."""
 
 
 class UserError(ValueError):
-    """What is wrong, the value seen, what is legal, and the option or command that mends it.
+    """A mistake that the user can fix, such as a wrong option, a bad file or a checkpoint of another model.
 
-    Raised for anything a person can put right (an option, a file, a checkpoint of another model). The command line
-    prints it without a stack trace and exits with code 2; in a job of several processes only rank 0 prints it.
+    The message is one line: what is wrong, the value, the allowed values, and the option or command that fixes it. The
+    command line prints it without a stack trace and exits with code 2. In a job of several processes only rank 0
+    prints it.
     """
 
-    reported: bool = False  # already printed by rank 0
+    reported: bool = False  # rank 0 has printed it already

@@ -1,7 +1,8 @@
-"""Help texts, out of the same descriptions that the JSON Schema has."""
+"""Help texts, built from the same descriptions as the JSON Schema."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
@@ -14,9 +15,10 @@ _WITH_OPTIONS = ("train", "evaluate", "config", "export", "bench", "plan")
 
 
 def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
-    """`python -m trainer --help`."""
+    """Return the text of `python -m trainer --help`."""
     width = max(map(len, commands))
-    lines = [f"  {name:<{width}}  {(function.__doc__ or '').strip()}" for name, function in commands.items()]
+    summaries = {name: (function.__doc__ or "").strip().partition("\n")[0] for name, function in commands.items()}
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
     return "\n".join(
         [
             "usage: python -m trainer [COMMAND] [--config FILE] [--section.option VALUE ...]",
@@ -26,27 +28,26 @@ def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
             "commands (train is the default):",
             *lines,
             "",
-            "`python -m trainer COMMAND --help` lists a command's options. Sources of options, the later one wins:",
-            f"defaults, a JSON, TOML or YAML file, the environment ({env_name(('train', 'batch_size'))}), the command",
-            "line.",
+            "`python -m trainer COMMAND --help` lists a command's options. They come from defaults, a JSON, TOML or",
+            f"YAML file, the environment ({env_name(('train', 'batch_size'))}) and the command line; the last wins.",
         ]
     )
 
 
 def command_help(name: str, summary: str) -> str:
-    """`python -m trainer COMMAND --help`."""
-    lines = [f"usage: python -m trainer {name} ...", "", summary.strip()]
+    """Return the text of `python -m trainer COMMAND --help`."""
+    lines = [f"usage: python -m trainer {name} ...", "", inspect.cleandoc(summary)]
     if name == "plan":
         from trainer.planning.plan import options_parser
 
         own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
-        lines += ["", own, "", "Without --gpus-per-node the machine's CPUs are measured, for a few seconds."]
+        lines += ["", own, "", "Without --gpus-per-node it measures this machine's CPUs for a few seconds."]
     if name == "bench":
         from trainer.bench.options import parser
 
         lines += ["", parser().format_help().partition("\noptions:\n")[2].rstrip()]
     if name in _WITH_OPTIONS:
-        lines += ["", "  --config FILE", "        options from a .json, .toml, .yaml or .yml file"]
+        lines += ["", "  --config FILE", "        read options from a .json, .toml, .yaml or .yml file"]
         section = None
         for path, field in leaves().items():
             if path[0] != section:
@@ -60,6 +61,7 @@ def command_help(name: str, summary: str) -> str:
 
 
 def _default(field: Any) -> str:
+    """Return how the help shows a default."""
     value = field.default if field.default is not PydanticUndefined else field.default_factory()
     if value is None:
         return "none"
@@ -67,7 +69,7 @@ def _default(field: Any) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """A type as a person writes it."""
+    """Return how the help shows a type."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in (int, float, str, bool):
         return {int: "N", float: "X", str: "TEXT", bool: "true|false"}[annotation]

@@ -1,4 +1,7 @@
-"""The command line: which command, its help, and how errors end. Imports torch only in the command that needs it."""
+"""The command line: choose a command, print its help, turn errors into exit codes.
+
+Only the commands that need torch import it.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +16,57 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_OK, EXIT_USER_ERROR
 
-_TO_SPEAK_SECONDS = 10  # importing torch takes that long on a busy machine
+_RANK_0_PRINTS_WITHIN_SECONDS = 10  # importing torch takes that long on a busy machine
+
+
+def console() -> int:
+    """Run the command in `sys.argv` and return its exit code."""
+    return main(sys.argv[1:])
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code: 0, 2 for a mistake of the user, 75 for "start me again", 130 for
-    Ctrl-C."""
+    """Run one command and return its exit code (see `trainer.exit_codes`)."""
     rest = list(arguments)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "train"
     if name not in COMMANDS:
-        return _fail(f"unknown command {name!r}; legal: {', '.join(COMMANDS)}")
+        return _fail(f"unknown command: got {name!r}; allowed: {', '.join(COMMANDS)}")
     if "--help" in rest or "-h" in rest:
-        from trainer.help import command_help, overview
-
-        explicit = bool(arguments) and arguments[0] == name
-        if explicit and name in _OWN_OPTIONS:
-            _print(import_module(_OWN_OPTIONS[name]).parser().format_help().rstrip())
-        else:
-            _print(command_help(name, COMMANDS[name].__doc__ or "") if explicit else overview(COMMANDS))
+        _print(_help(name, explicit=bool(arguments) and arguments[0] == name))
         return EXIT_OK
     try:
         return COMMANDS[name](rest)
     except UserError as error:
         if not error.reported:
             return _fail(str(error))
-        _leave_last()
+        _exit_after_rank_0()
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         if _is_main():
-            _say(f"interrupted; the same command {_AFTER_AN_INTERRUPT.get(name, 'resumes from the last checkpoint')}")
+            _warn(f"interrupted; the same command {_AFTER_INTERRUPT.get(name, 'resumes from the last checkpoint')}")
         if os.environ.get("WORLD_SIZE", "1") != "1":
             sys.stdout.flush()
             os._exit(EXIT_INTERRUPTED)  # an orderly exit would abort: threads of the process group are still running
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `| head`: nobody reads any more
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
 
 
 def train_command(arguments: Sequence[str]) -> int:
-    """Train, or go on with a run that has a checkpoint. In several processes: torchrun --nproc_per_node N -m trainer"""
-    return _with_job(arguments, _train)
+    """Train a run, or resume it from its newest checkpoint.
+
+    In several processes: torchrun --nproc_per_node N -m trainer
+    """
+    return _run_in_job(arguments, _train)
 
 
 def evaluate_command(arguments: Sequence[str]) -> int:
-    """Held-out loss, NE, AUC and calibration of a run's newest checkpoint (--train.run NAME)."""
-    return _with_job(arguments, _evaluate)
+    """Print held-out loss, NE, AUC and calibration of a run's newest checkpoint (--train.run NAME)."""
+    return _run_in_job(arguments, _evaluate)
 
 
 def config_command(arguments: Sequence[str]) -> int:
-    """Print the effective tree of options and its JSON Schema, as one JSON object."""
+    """Print the effective options and their JSON Schema, as one JSON object."""
     from trainer.config import TrainConfig
     from trainer.config.options import load_config
 
@@ -72,68 +76,94 @@ def config_command(arguments: Sequence[str]) -> int:
 
 
 def launch_command(arguments: Sequence[str]) -> int:
-    """Start N processes per machine (one per GPU, else 2), restart them, meet other machines: launch [--nproc N]
-    [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID] [--rdzv-conf K=V,...]] [--service
-    auto|vertex|azureml: as the training service's environment says] [--data-at FOLDER=WHERE] COMMAND ..."""
+    """Start N processes per machine (one per GPU, else 2) and restart them after failures.
+
+    launch [--nproc N] [--max-restarts N] [--nnodes MIN:MAX --rdzv-endpoint HOST:PORT [--rdzv-id ID]
+    [--rdzv-conf K=V,...]] [--service auto|vertex|azureml] [--data-at FOLDER=PATH] COMMAND ...
+
+    --service takes the rendezvous from the environment of a managed training service. --data-at replaces the prefix
+    FOLDER of data.path and data.eval-path by PATH.
+    """
     from trainer.launch.launcher import launch
 
     return launch(list(arguments))
 
 
 def export_command(arguments: Sequence[str]) -> int:
-    """Write a run's newest checkpoint as a single-process model: export --out FOLDER [--quantize fp16|int8] [OPTION
-    ...]"""
+    """Write a run's newest checkpoint as a single-process model.
+
+    export --out FOLDER [--quantize fp16|int8] [OPTION ...]
+    """
     from trainer.export.command import export_main
 
     return export_main(list(arguments), os.environ)
 
 
 def predict_command(arguments: Sequence[str]) -> int:
-    """Probabilities for a Parquet file: predict --model FOLDER --input x.parquet --output y.parquet [--batch-size N]"""
+    """Write a probability for every row of Parquet files.
+
+    predict --model FOLDER --input x.parquet --output y.parquet [--batch-size N]
+    """
     from trainer.export.predict import predict_main
 
     return predict_main(list(arguments))
 
 
 def bench_command(arguments: Sequence[str]) -> int:
-    """Our step beside the stock TorchRec step, its profile or quality, sources, saves: bench [--profile | --quality |
-    --data | --preprocess | --checkpoints] [OPTION ...]"""
+    """Compare our training step with TorchRec's, or measure data, preprocessing and checkpoints.
+
+    bench [--profile | --quality | --data | --preprocess | --checkpoints] [OPTION ...]
+    """
     from trainer.bench import bench_main
 
     return bench_main(list(arguments), os.environ)
 
 
 def plan_command(arguments: Sequence[str]) -> int:
-    """Does the model fit, how fast can it be, what limits it: plan [--nodes N --gpus-per-node G --gpu NAME ...]"""
+    """Predict whether the model fits, how fast it trains and what limits it.
+
+    plan [--nodes N --gpus-per-node G --gpu NAME ...]
+    """
     from trainer.planning.plan import plan_main
 
     return plan_main(list(arguments), os.environ)
 
 
 def report_command(arguments: Sequence[str]) -> int:
-    """Draw loss and speed of a run with its kills, saves and resumes, as PNG and HTML: report RUN [--out FOLDER]"""
+    """Draw a run's loss, speed, kills, saves and resumes as PNG and HTML.
+
+    report RUN [--out FOLDER]
+    """
     from trainer.metrics.run_report import report_main
 
     return report_main(arguments)
 
 
 def preprocess_command(arguments: Sequence[str]) -> int:
-    """Criteo click logs (TSV, also .gz) to npy or Parquet files: preprocess --input PATH --output DIR [OPTION ...]"""
+    """Convert Criteo click logs (TSV, also .gz) to npy or Parquet files.
+
+    preprocess --input PATH --output DIR [OPTION ...]
+    """
     from trainer.preprocess import preprocess_main
 
-    return _alone("preprocess", preprocess_main, arguments)
+    return _run_alone("preprocess", preprocess_main, arguments)
 
 
 def fetch_command(arguments: Sequence[str]) -> int:
-    """Copy a folder from an object store to shared storage: fetch --from URI --to DIR [OPTION ...]"""
+    """Copy a folder from an object store to shared storage.
+
+    fetch --from URI --to DIR [OPTION ...]
+    """
     from trainer.storage.fetch import fetch_main
 
-    return _alone("fetch", fetch_main, arguments)
+    return _run_alone("fetch", fetch_main, arguments)
 
 
 def netcheck_command(arguments: Sequence[str]) -> int:
-    """Measure the bandwidth between the job's processes, fail below a minimum: netcheck [--min-gb-per-s X] [OPTION
-    ...]"""
+    """Measure the bandwidth between the job's processes; fail below a minimum.
+
+    netcheck [--min-gb-per-s X] [OPTION ...]
+    """
     from trainer.netcheck.command import netcheck_main
 
     return netcheck_main(list(arguments), os.environ)
@@ -161,43 +191,54 @@ _OWN_OPTIONS = {
     "fetch": "trainer.storage.fetch",
     "netcheck": "trainer.netcheck.command",
 }
-_AFTER_AN_INTERRUPT = {
-    "preprocess": "goes on with what is not finished",
-    "fetch": "goes on with the files that are missing",
-    "netcheck": "measures anew",
-    "bench": "measures anew",
+_AFTER_INTERRUPT = {
+    "preprocess": "continues with the unfinished files",
+    "fetch": "continues with the missing files",
+    "netcheck": "starts again from the beginning",
+    "bench": "starts again from the beginning",
 }
 
 
-def _alone(name: str, body: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command that has threads of its own instead of processes; raises UserError in a job of several."""
+def _help(name: str, *, explicit: bool) -> str:
+    """Return the help of a command, or the overview if the user did not name a command."""
+    from trainer.help import command_help, overview
+
+    if not explicit:
+        return overview(COMMANDS)
+    if name in _OWN_OPTIONS:
+        text: str = import_module(_OWN_OPTIONS[name]).parser().format_help()
+        return text.rstrip()
+    return command_help(name, COMMANDS[name].__doc__ or "")
+
+
+def _run_alone(name: str, body: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command that has threads instead of processes; raise UserError in a job of several processes."""
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1":
         error = UserError(
-            f"{name} runs in one process with threads (--workers), but this job has {processes}; start it without a "
-            f"launcher: python -m trainer {name} ..."
+            f"{name} runs in one process with threads (--workers): got {processes} processes; allowed: 1. "
+            f"Fix: start it without a launcher, python -m trainer {name} ..."
         )
         error.reported = not _is_main()
         raise error
     return body(arguments)
 
 
-def _with_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> int:
-    """Load the configuration, start the processes' group, run `body(config, runtime)`, always end it; its exit
-    code."""
+def _run_in_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> int:
+    """Load the configuration, start the process group, run `body(config, runtime)` and return its exit code."""
     from trainer.config.options import load_config
 
     try:
         config = load_config(arguments, os.environ)
     except UserError as error:
-        error.reported = not _is_main()  # every process sees the same mistake; one says it
+        error.reported = not _is_main()  # every process finds the same mistake; only rank 0 prints it
         raise
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
-    from trainer.runtime.process_group import init_runtime
+    from trainer.runtime.process_group import running
 
-    with init_runtime(config.train, dict(os.environ)) as runtime:
+    with running(config.train, dict(os.environ)) as runtime:
         code = body(config.for_processes(runtime.world_size), runtime)
     return code
 
@@ -209,7 +250,7 @@ def _train(config: Any, runtime: Any) -> int:
 
 
 def _evaluate(config: Any, runtime: Any) -> int:
-    from trainer.training.evaluation import evaluate_run
+    from trainer.training.loop import evaluate_run
 
     evaluate_run(config, runtime)
     return EXIT_OK
@@ -219,19 +260,18 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _leave_last() -> None:
-    """Wait to be ended by the launcher, which ends all processes as soon as one has gone: were this the first, the one
-    that says what is wrong might not come to say it."""
+def _exit_after_rank_0() -> None:
+    """Wait until rank 0 has printed the error: the launcher ends all processes as soon as one exits."""
     if not _is_main():
-        time.sleep(_TO_SPEAK_SECONDS)
+        time.sleep(_RANK_0_PRINTS_WITHIN_SECONDS)
 
 
 def _fail(message: str) -> int:
-    _say(f"error: {message}")
+    _warn(f"error: {message}")
     return EXIT_USER_ERROR
 
 
-def _say(message: str) -> None:
+def _warn(message: str) -> None:
     sys.stderr.write(message + "\n")
 
 

@@ -153,7 +153,7 @@ def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file:
     assert done.returncode == 2
     lines = set(done.stderr.splitlines())
     assert len(lines) == 1, done.stderr
-    assert "train.batch_size is 49, which 2 processes cannot share equally" in lines.pop()
+    assert "train.batch_size does not divide by 2 processes: got 49; allowed: multiples of 2" in lines.pop()
 
 
 def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:

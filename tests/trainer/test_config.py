@@ -1,4 +1,4 @@
-"""The tree of options: where a value comes from, what a mistake is told, and that nothing heavy is imported for it."""
+"""The tree of options: the sources of a value, the errors for mistakes, and the absence of heavy imports."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run_python(*arguments: str, env: dict[str, str] | None = None) -> subprocess
 
 
 def refusal(*arguments: str, environ: dict[str, str] | None = None) -> str:
-    """The message that such a command line and environment get; it is one line."""
+    """Return the error of a command line and an environment, after checking that it is one line."""
     with pytest.raises(UserError) as caught:
         load_config(arguments, environ or {})
     message = str(caught.value)
-    assert "\n" not in message, "an error of the user is one line"
+    assert "\n" not in message, "an error is one line"
     return message
 
 
@@ -42,7 +42,7 @@ def refusal(*arguments: str, environ: dict[str, str] | None = None) -> str:
 
 
 def listed_options() -> str:
-    """Every option with its type and default, as `train --help` writes them, one a line."""
+    """Return every option with its type and default, one per line, as `train --help` prints them."""
     lines = command_help("train", "").splitlines()
     found = []
     for name, meaning in itertools.pairwise(lines):
@@ -51,26 +51,26 @@ def listed_options() -> str:
     return "\n".join(found) + "\n"
 
 
-def test_the_options_are_those_of_the_frozen_list() -> None:
+def test_the_options_equal_the_golden_list() -> None:
     if os.environ.get("REWRITE_GOLDEN") == "1":
         GOLDEN.write_text(listed_options(), encoding="utf-8")
     assert listed_options() == GOLDEN.read_text(encoding="utf-8"), (
         "an option was added, removed, renamed or has another default, so files and scripts do something else; "
-        "if that is wanted, run with REWRITE_GOLDEN=1 and read the difference in review"
+        "if that is intended, run with REWRITE_GOLDEN=1 and read the difference in review"
     )
 
 
-def test_the_frozen_list_has_a_line_for_every_leaf_of_the_tree() -> None:
+def test_the_golden_list_has_a_line_for_every_option() -> None:
     names = [line.split()[0] for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
-    assert names == ["--" + option_name(path) for path in leaves()], "a change of those left out could slip by"
+    assert names == ["--" + option_name(path) for path in leaves()], "a change of a missing option would go unnoticed"
 
 
-def test_every_option_says_what_it_is() -> None:
-    silent = [option_name(path) for path, field in leaves().items() if not field.description]
-    assert not silent, "these options have no description, so the help and the schema say nothing about them"
+def test_every_option_has_a_description() -> None:
+    undescribed = [option_name(path) for path, field in leaves().items() if not field.description]
+    assert not undescribed, "the help and the schema do not explain these options"
 
 
-# --- where a value comes from ----------------------------------------------------------------------------------------
+# --- sources of a value ----------------------------------------------------------------------------------------------
 
 FILES = {
     "config.json": '{"train": {"batch_size": 64, "steps": 7}, '
@@ -85,20 +85,20 @@ FILES = {
 def test_a_file_of_each_kind_gives_the_same_configuration(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(FILES[name], encoding="utf-8")
     config = load_config(["--config", str(tmp_path / name)], {})
-    assert (config.train.batch_size, config.train.steps) == (64, 7), "the file's values did not arrive"
-    assert config.rows_per_table == (9, 8), "the file's list did not arrive"
-    assert config.train.seed == TrainConfig().train.seed, "what the file leaves out keeps its default"
+    assert (config.train.batch_size, config.train.steps) == (64, 7), "the file's values are ignored"
+    assert config.rows_per_table == (9, 8), "the file's list is ignored"
+    assert config.train.seed == TrainConfig().train.seed, "an option that is not in the file keeps its default"
 
 
-def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"train": {"batch_size": 2, "steps": 2, "seed": 2}}', encoding="utf-8")
     environ = {"TRAINER_TRAIN__BATCH_SIZE": "3", "TRAINER_TRAIN__STEPS": "3"}
     train = load_config(["--config", str(file), "--train.batch-size", "4"], environ).train
-    assert train.batch_size == 4, "the command line is the strongest"
-    assert train.steps == 3, "the environment is stronger than the file"
-    assert train.seed == 2, "the file is stronger than the default"
-    assert train.eval_every == 0, "what nobody gives has its default"
+    assert train.batch_size == 4, "the command line overrides everything"
+    assert train.steps == 3, "the environment overrides the file"
+    assert train.seed == 2, "the file overrides the default"
+    assert train.eval_every == 0, "an option without a value has its default"
 
 
 def test_the_last_of_two_values_on_the_command_line_wins() -> None:
@@ -118,7 +118,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     environ = {"TRAINER_CONFIG": str(tmp_path / "a.json")}
     assert load_config([], environ).train.steps == 5, "TRAINER_CONFIG was not read"
     steps = load_config(["--config", str(tmp_path / "b.json")], environ).train.steps
-    assert steps == 6, "--config is stronger than TRAINER_CONFIG"
+    assert steps == 6, "--config overrides TRAINER_CONFIG"
 
 
 def test_every_option_can_be_set_by_its_environment_variable_and_by_the_command_line() -> None:
@@ -127,7 +127,7 @@ def test_every_option_can_be_set_by_its_environment_variable_and_by_the_command_
         text = value if isinstance(value, str) else json.dumps(value)
         for arguments, environ in (([f"--{option_name(path)}={text}"], {}), ([], {env_name(path): text})):
             assert load_config(arguments, environ) == TrainConfig(), (
-                f"{option_name(path)} does not take its own default"
+                f"{option_name(path)} does not accept its own default"
             )
 
 
@@ -138,12 +138,12 @@ def getattr_path(config: Any, path: tuple[str, ...]) -> Any:
 
 
 @pytest.mark.parametrize("text", ["2024", "true", "1e5", "007"])
-def test_a_text_option_takes_text_that_looks_like_a_number(text: str) -> None:
-    assert load_config(["--train.run", text], {}).train.run == text, "a run may be called by a year"
+def test_a_text_option_accepts_text_that_looks_like_a_number(text: str) -> None:
+    assert load_config(["--train.run", text], {}).train.run == text, "a run may be named after a year"
     assert load_config([], {"TRAINER_DATA__PATH": text}).data.path == text
 
 
-def test_none_takes_an_option_back_to_nothing(tmp_path: Path) -> None:
+def test_none_clears_an_option(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": {"steps": 5}, "data": {"path": "x"}}', encoding="utf-8")
     config = load_config(["--config", str(tmp_path / "c.json"), "--train.steps", "none", "--data.path", "none"], {})
     assert config.train.steps is None
@@ -159,8 +159,8 @@ def test_none_takes_an_option_back_to_nothing(tmp_path: Path) -> None:
         (["--train.batch-sise", "3"], ["--train.batch-sise", "did you mean --train.batch-size"]),
         (["--trian.batch-size", "3"], ["--trian.batch-size", "did you mean --train.batch-size"]),
         (["--batch-size", "3"], ["--batch-size", "did you mean --train.batch-size"]),
-        (["--train.batch-size"], ["--train.batch-size", "lacks a value"]),
-        (["--train.batch-size", "--train.steps", "3"], ["--train.batch-size", "lacks a value"]),
+        (["--train.batch-size"], ["--train.batch-size", "needs a value"]),
+        (["--train.batch-size", "--train.steps", "3"], ["--train.batch-size", "needs a value"]),
         (["batch", "3"], ["'batch'", "--section.option VALUE"]),
         (["--train.batch-size", "many"], ["--train.batch-size", "'many'", "integer"]),
         (["--train.batch-size", "0"], ["--train.batch-size", "0", "greater than 0"]),
@@ -173,34 +173,34 @@ def test_none_takes_an_option_back_to_nothing(tmp_path: Path) -> None:
         (["--metrics.prometheus-port", "99999"], ["--metrics.prometheus-port", "99999", "65535"]),
         (["--checkpoint.uri", ""], ["--checkpoint.uri", "''", "1 character"]),
         (["--train.run", "Bad_Name"], ["--train.run", "'Bad_Name'", "a-z0-9"]),
-        (["--model.embedding-dim", "32"], ["dense_arch ends in 64", "embedding_dim is 32", "'[512, 256, 32]'"]),
+        (["--model.embedding-dim", "32"], ["model.dense_arch must end in model.embedding_dim", "got 64; allowed: 32", "'[512, 256, 32]'"]),
         (["--model.dense-arch", "[512,32]"], ["model.dense_arch", "32", "model.embedding_dim", "64"]),
-        (["--model.over-arch", "[8,2]"], ["model.over_arch", "2", "legal: 1"]),
+        (["--model.over-arch", "[8,2]"], ["model.over_arch", "got 2; allowed: 1"]),
         (["--model.dense-arch", "[]"], ["--model.dense-arch", "[]", "at least 1"]),
         (["--model.num-embeddings", "[1,2]"], ["model.num_embeddings", "2 tables", "26 sparse features"]),
         (["--model.num-embeddings", "criteo-1tb", "--data.num-sparse=3"], ["26 tables", "3", "--data.num-sparse 26"]),
         (["--model.num-embeddings", "criteo"], ["--model.num-embeddings", "'criteo'", "criteo-1tb"]),
         (["--sharding.types", '["diagonal"]'], ["--sharding.types", "diagonal", "'row_wise'"]),
-        (["--sharding.tables", '{"t_x": ["row_wise"]}', "--data.num-sparse", "2"], ["t_x", "legal: t_cat_0, t_cat_1"]),
+        (["--sharding.tables", '{"t_x": ["row_wise"]}', "--data.num-sparse", "2"], ["t_x", "allowed: t_cat_0, t_cat_1"]),
         (["--sharding.tables", '{"t_cat_0": ["diagonal"]}'], ["--sharding.tables", "diagonal", "'row_wise'"]),
         (["--data.num-dense", "0"], ["dense feature", "data.num_dense"]),
         (["--data.source", "kafka"], ["--data.source", "'kafka'", "synthetic"]),
         (["--data.source", "parquet"], ["data.path", "missing", "--data.path"]),
-        (["--data.source", "parquet", "--data.path", "x"], ["data.parquet.sparse", "empty"]),
+        (["--data.source", "parquet", "--data.path", "x"], ["data.parquet.sparse is empty", "one or more categorical columns"]),
         (["--data.eval-samples", "0"], ["data.eval_samples", "0", "1 or more"]),
-        (["--data.source=criteo", "--data.path=x", "--data.criteo.eval-days=[3]"], ["eval_days", "[3]", "leak"]),
+        (["--data.source=criteo", "--data.path=x", "--data.criteo.eval-days=[3]"], ["eval_days", "[3]", "overlaps train_days"]),
         (["--data.parquet.sparse", '[{"colum": "a"}]'], ["--data.parquet.sparse", "colum", "column"]),
         (["--data.source=parquet", "--data.path=x", '--data.parquet.sparse=["a", "a"]', '--data.parquet.dense=["d"]'],
          ["data.parquet.sparse", "'a'", "more than once"]),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_the_option_the_value_and_what_is_legal(arguments: list[str], parts: list[str]) -> None:
+def test_an_error_names_the_option_the_value_and_what_is_allowed(arguments: list[str], parts: list[str]) -> None:
     message = refusal(*arguments)
     for part in parts:
-        assert part in message, f"the message does not say {part!r}"
+        assert part in message, f"the message lacks {part!r}"
 
 
-def test_one_wrong_value_is_told_once() -> None:
+def test_one_wrong_value_is_reported_once() -> None:
     wrong = {
         "--sharding.types": '["diagonal"]',
         "--model.num-embeddings": "lots",
@@ -210,13 +210,13 @@ def test_one_wrong_value_is_told_once() -> None:
         assert refusal(option, value).count(option) == 1, "one mistake reads as several"
 
 
-def test_all_wrong_options_are_told_at_once() -> None:
+def test_all_wrong_options_are_reported_together() -> None:
     message = refusal("--train.batch-size", "x", "--train.steps", "0")
     assert "--train.batch-size" in message
-    assert "--train.steps" in message, "people should not have to find their mistakes one run at a time"
+    assert "--train.steps" in message, "users should not have to find their mistakes one run at a time"
 
 
-def test_an_unknown_environment_variable_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_environment_variable_is_refused_with_a_suggestion() -> None:
     message = refusal(environ={"TRAINER_TRAIN__BATCH_SISE": "3"})
     assert "TRAINER_TRAIN__BATCH_SISE" in message
     assert "did you mean TRAINER_TRAIN__BATCH_SIZE?" in message
@@ -226,20 +226,20 @@ def test_a_wrong_value_in_the_environment_is_refused() -> None:
     assert "'x'" in refusal(environ={"TRAINER_TRAIN__BATCH_SIZE": "x"})
 
 
-def test_other_programs_variables_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     assert load_config([], {"RANK": "0", "PATH": "/bin", "TRAINING": "1"}) == TrainConfig()
 
 
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("a.ini", "x = 1", [".ini", "legal: .json, .toml, .yaml, .yml"]),
-        ("noending", "{}", ["none", "legal: .json"]),
+        ("a.ini", "x = 1", [".ini", "allowed: .json, .toml, .yaml, .yml"]),
+        ("noending", "{}", ["none", "allowed: .json"]),
         ("a.json", "{", ["not valid json", "line 1"]),
         ("a.toml", "x = = 1", ["not valid toml", "line 1"]),
         ("a.yaml", "a: [", ["not valid yaml", "line 1"]),
-        ("a.json", "[1, 2]", ["list", "legal: a mapping"]),
-        ("a.yaml", "- train", ["list", "legal: a mapping"]),
+        ("a.json", "[1, 2]", ["list", "allowed: a mapping"]),
+        ("a.yaml", "- train", ["list", "allowed: a mapping"]),
         ("a.json", '{"trian": {"steps": 3}}', ["trian", "did you mean train?"]),
         ("a.json", '{"train": {"stepz": 3}}', ["train.stepz", "did you mean train.steps?"]),
         ("a.yaml", "train: {batch-size: 3}", ["train.batch-size", "did you mean train.batch_size?"]),
@@ -248,52 +248,58 @@ def test_other_programs_variables_are_left_alone() -> None:
         ("a.json", "\xff\xfe", ["cannot be read"]),
     ],
 )
-def test_a_wrong_file_is_told_with_what_is_legal(name: str, text: str, parts: list[str], tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_file_says_what_is_allowed(
+    name: str, text: str, parts: list[str], tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(text.encode("latin-1"))
     message = refusal("--config", str(tmp_path / name))
     for part in parts:
-        assert part in message, f"the message does not say {part!r}"
+        assert part in message, f"the message lacks {part!r}"
 
 
-def test_a_missing_file_is_told_with_its_path(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_its_path_and_origin(tmp_path: Path) -> None:
     assert f"{tmp_path}/none.json" in refusal("--config", f"{tmp_path}/none.json")
     message = refusal(environ={"TRAINER_CONFIG": f"{tmp_path}/none.toml"})
     assert f"{tmp_path}/none.toml" in message
-    assert "TRAINER_CONFIG" in message, "nobody gave --config, so the message must not blame it"
+    assert "TRAINER_CONFIG" in message, "the file was not given by --config"
 
 
-def test_a_section_that_the_file_holds_as_a_number_is_told_when_an_option_reaches_into_it(tmp_path: Path) -> None:
+def test_a_number_in_place_of_a_section_is_refused_when_an_option_of_the_section_is_set(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"train": 3}', encoding="utf-8")
-    assert "train as 3" in refusal("--config", str(tmp_path / "a.json"), "--train.steps", "3")
+    assert "train in the configuration file is not a section: got 3" in refusal(
+        "--config", str(tmp_path / "a.json"), "--train.steps", "3"
+    )
 
 
-@pytest.mark.parametrize(("world_size", "legal"), [(3, "63 or 66"), (128, "128")])
-def test_a_batch_that_does_not_divide_is_told_with_the_nearest_legal_ones(world_size: int, legal: str) -> None:
+@pytest.mark.parametrize(("world_size", "allowed"), [(3, "63 or 66"), (128, "128")])
+def test_the_error_for_a_batch_that_does_not_divide_names_the_nearest_allowed_sizes(
+    world_size: int, allowed: str
+) -> None:
     config = load_config(["--train.batch-size", "64"], {})
-    with pytest.raises(ValueError, match=r"train\.batch_size is 64") as caught:
+    with pytest.raises(ValueError, match=r"train\.batch_size does not divide by .* got 64") as caught:
         config.check_world_size(world_size)
-    assert legal in str(caught.value)
+    assert allowed in str(caught.value)
     assert "--train.batch-size" in str(caught.value)
 
 
-def test_an_evaluation_batch_that_does_not_divide_is_told_too() -> None:
+def test_an_evaluation_batch_that_does_not_divide_is_refused_too() -> None:
     config = load_config(["--train.batch-size", "64", "--train.eval-batch-size", "33"], {})
-    with pytest.raises(ValueError, match=r"train\.eval_batch_size is 33"):
+    with pytest.raises(ValueError, match=r"train\.eval_batch_size does not divide by 2 processes: got 33"):
         config.check_world_size(2)
 
 
-# --- what the tree works out -----------------------------------------------------------------------------------------
+# --- derived values --------------------------------------------------------------------------------------------------
 
 
-def test_the_criteo_preset_has_the_26_published_sizes_and_the_cap_bounds_them() -> None:
+def test_the_criteo_preset_has_the_26_published_sizes_and_the_cap_limits_them() -> None:
     preset = ["--model.num-embeddings", "criteo-1tb"]
     rows = load_config(preset, {}).rows_per_table
     assert (len(rows), sum(rows)) == (26, 204_184_588), "MLPerf's DLRM has 204 M rows at the 40 M cap"
     capped = load_config([*preset, "--model.num-embeddings-cap", "1000"], {}).rows_per_table
-    assert capped == tuple(min(r, 1000) for r in CRITEO_1TB_ROWS), "the cap is an upper limit and raises no table"
+    assert capped == tuple(min(r, 1000) for r in CRITEO_1TB_ROWS), "the cap never enlarges a table"
 
 
-def test_a_parquet_columns_own_rows_beat_the_common_number() -> None:
+def test_the_rows_of_a_parquet_column_override_the_common_number() -> None:
     config = TrainConfig.model_validate(
         {
             "data": {
@@ -308,23 +314,23 @@ def test_a_parquet_columns_own_rows_beat_the_common_number() -> None:
     assert config.table_names == ("t_a", "t_b")
 
 
-def test_tables_of_the_sharding_section_go_by_the_features_names() -> None:
+def test_the_sharding_section_names_tables_after_their_features() -> None:
     config = load_config(["--data.num-sparse", "2", "--sharding.tables", '{"t_cat_1": ["row_wise"]}'], {})
     assert config.sharding.tables == {"t_cat_1": ("row_wise",)}
     assert config.table_names == ("t_cat_0", "t_cat_1")
 
 
-def test_a_configuration_cannot_be_changed_after_it_was_checked() -> None:
+def test_a_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         TrainConfig().train.batch_size = 3
 
 
-# --- weight of an import ---------------------------------------------------------------------------------------------
+# --- imports --------------------------------------------------------------------------------------------------------
 
 REPORT = f"; import json, sys; print(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
 
 
-def test_the_settings_import_nothing_but_pydantic_and_the_standard_library() -> None:
+def test_the_configuration_imports_only_pydantic_and_the_standard_library() -> None:
     foreign = (
         "import sys; before = set(sys.modules); import trainer.config; "
         "tops = {m.partition('.')[0] for m in set(sys.modules) - before}; print(*tops - sys.stdlib_module_names)"
@@ -332,8 +338,8 @@ def test_the_settings_import_nothing_but_pydantic_and_the_standard_library() -> 
     shown = run_python("-c", foreign)
     pydantics_own = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
     extra = {top for top in set(shown.stdout.split()) - pydantics_own - {"trainer"} if not top.startswith("_")}
-    assert not extra, f"a cluster program builds a TrainConfig without these: {shown.stderr}"
-    assert "pydantic" in shown.stdout, "the test did not see the import"
+    assert not extra, f"Pulumi programs build a TrainConfig without these: {shown.stderr}"
+    assert "pydantic" in shown.stdout, "the test missed the import"
 
 
 def test_help_and_config_import_no_torch() -> None:
@@ -348,7 +354,7 @@ def test_help_and_config_import_no_torch() -> None:
     code = f"from trainer.main import main; assert not any(main(command) for command in {commands!r}){REPORT}"
     shown = run_python("-c", code)
     assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout.splitlines()[-1]) == [], "help would take seconds to answer"
+    assert json.loads(shown.stdout.splitlines()[-1]) == [], "the help would take seconds"
 
 
 def test_help_lists_the_commands_and_train_help_the_options() -> None:
@@ -358,10 +364,10 @@ def test_help_lists_the_commands_and_train_help_the_options() -> None:
         assert re.search(rf"^  {command} ", overview.stdout, re.MULTILINE), f"--help does not list {command}"
     options = run_python("-m", "trainer", "train", "--help").stdout
     for path in leaves():
-        assert f"--{option_name(path)} " in options, f"train --help leaves out {option_name(path)}"
+        assert f"--{option_name(path)} " in options, f"train --help does not list {option_name(path)}"
 
 
-def test_the_config_command_prints_a_tree_that_parses_back_and_its_schema(tmp_path: Path) -> None:
+def test_the_config_command_prints_a_tree_that_can_be_read_again_and_its_schema(tmp_path: Path) -> None:
     arguments = [
         "--train.batch-size=12",
         "--model.num-embeddings=[4,5]",
@@ -374,7 +380,7 @@ def test_the_config_command_prints_a_tree_that_parses_back_and_its_schema(tmp_pa
     file = tmp_path / "again.json"
     file.write_text(json.dumps(printed["config"]), encoding="utf-8")
     again = load_config(["--config", str(file)], {})
-    assert again == TrainConfig.model_validate(printed["config"]), "what it prints is not a legal file"
+    assert again == TrainConfig.model_validate(printed["config"]), "its output is not a valid file"
     assert printed["schema"]["properties"].keys() == TrainConfig.model_fields.keys()
     assert printed["schema"]["additionalProperties"] is False
 
@@ -387,7 +393,7 @@ def test_a_mistake_ends_with_exit_code_2_and_one_line() -> None:
         ["launch", "--nproc=0"],
     ):
         shown = run_python("-m", "trainer", *arguments)
-        assert shown.returncode == 2, f"{arguments} is a mistake of the user"
+        assert shown.returncode == 2, f"{arguments} is a user mistake"
         assert shown.stderr.startswith("error: "), shown.stderr
         assert shown.stderr.count("\n") == 1, f"one line, no stack trace: {shown.stderr}"
         assert not shown.stdout

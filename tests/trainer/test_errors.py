@@ -42,7 +42,7 @@ def test_a_bad_id_in_one_process_ends_all_with_one_line(tmp_path: Path) -> None:
 def test_a_batch_that_does_not_divide_is_told_once_by_two_processes(tmp_path: Path) -> None:
     ended = launched(tmp_path, train__batch_size=33)
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("error: train.batch_size is 33, which 2 processes cannot share equally")
+    assert ended.stderr.startswith("error: train.batch_size does not divide by 2 processes: got 33")
     assert "32 or 34" in ended.stderr
     assert ended.stderr.count("\n") == 1, f"one line, from one process: {ended.stderr}"
     assert not (tmp_path / "a").exists(), "nothing is written before the configuration is known to be right"

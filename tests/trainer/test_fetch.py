@@ -225,7 +225,7 @@ def test_too_little_room_is_told_before_anything_is_copied(
     [
         (["--from", "x"], "the following arguments are required: --to"),
         (["--from", "gopher://x", "--to", "y"], "--from is gopher://x, which cannot be opened"),
-        (["--from", "x", "--to", "y", "--workers", "0"], "--workers: is '0'; legal: a whole number from 1 on"),
+        (["--from", "x", "--to", "y", "--workers", "0"], "--workers: got '0'; allowed: an integer of 1 or more"),
         (["--from", "x", "--to", "y", "--worker", "3"], "unknown option --worker (did you mean --workers?)"),
     ],
 )

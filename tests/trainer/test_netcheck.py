@@ -177,8 +177,8 @@ def test_options_come_from_a_file_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--min-gb-per-s", "-1"], "--min-gb-per-s: is '-1'; legal: a number above 0"),
-        (["--sizes-mib", "1,x"], "--sizes-mib: is 'x'; legal: a whole number from 1 on"),
+        (["--min-gb-per-s", "-1"], "--min-gb-per-s: got '-1'; allowed: a number above 0"),
+        (["--sizes-mib", "1,x"], "--sizes-mib: got 'x'; allowed: an integer of 1 or more"),
         (["--iteration", "2"], "unknown option --iteration (did you mean --iterations?)"),
         (["--config", "no/such.json"], "--config no/such.json: cannot be read"),
     ],

@@ -439,7 +439,7 @@ def test_memory_does_not_grow_with_the_input(options: list[str], tmp_path: Path)
         (["--memory-gib", "0.5"], "--memory-gib is 0.5; legal: 1 or more"),
         (["--formt", "npy"], "unknown option --formt (did you mean --format?)"),
         (["--days", "5"], "--days names [5], but --input"),
-        (["--workers", "0"], "--workers: is '0'; legal: a whole number from 1 on"),
+        (["--workers", "0"], "--workers: got '0'; allowed: an integer of 1 or more"),
     ],
 )
 def test_a_mistake_is_told(

@@ -1,1 +1,1 @@
-"""Arguments and progress output shared by the trainer's commands."""
+"""Argument parsing and progress output that the trainer's commands share."""

@@ -1,4 +1,4 @@
-"""Options of the commands that are not a training job: one argparse parser each, with mistakes told in one line."""
+"""Argument parsers of the commands that are not training jobs; they report mistakes in one line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.errors import UserError
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults where there are any."""
+    """Help that shows a default only if there is one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         empty = action.default in (None, False, ()) or action.required
         return action.help if empty else super()._get_help_string(action)
 
 
-class Flags(argparse.ArgumentParser):
-    """A parser whose errors are UserErrors, and that takes `--config FILE`: a mapping of option names to values."""
+class CommandParser(argparse.ArgumentParser):
+    """A parser that raises UserError and reads more options from `--config FILE`."""
 
     def __init__(self, command: str, summary: str) -> None:
         super().__init__(
@@ -35,28 +35,28 @@ class Flags(argparse.ArgumentParser):
             type=Path,
             default=argparse.SUPPRESS,
             metavar="FILE",
-            help="options from a .json, .toml or .yaml file, as names without dashes; the command line wins",
+            help="read options from a .json, .toml or .yaml file, as names without dashes; the command line wins",
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The options; raises UserError for one that is unknown, missing or has an illegal value."""
+        """Return the options; raise UserError for an unknown, missing or invalid one."""
         found, unknown = self.parse_known_args([*self._from_file(arguments), *arguments])
         if unknown:
             name = unknown[0].partition("=")[0]
             close = difflib.get_close_matches(name, self._names(), n=1, cutoff=0.6)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            self.error(f"unknown option {name}{hint}; legal: {', '.join(self._names())}")
+            self.error(f"unknown option {name}{hint}; allowed: {', '.join(self._names())}")
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Instead of argparse's usage text and exit."""
-        raise UserError(f"{self._command}: {message}; see `{self.prog} --help`")
+        """Raise UserError instead of printing argparse's usage text and exiting."""
+        raise UserError(f"{self._command}: {message}. Fix: see `{self.prog} --help`")
 
     def _names(self) -> list[str]:
         return [option for action in self._actions for option in action.option_strings if option not in ("-h",)]
 
     def _from_file(self, arguments: Sequence[str]) -> list[str]:
-        """The options of --config as arguments."""
+        """Return the options in the file of --config as arguments."""
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         finder.add_argument("--config", type=Path)
         try:
@@ -78,44 +78,44 @@ class Flags(argparse.ArgumentParser):
             self.error(f"--config {path}: unknown key {name}{hint}")
         if action.nargs == 0:
             if not isinstance(value, bool):
-                self.error(f"--config {path}: {name} is {value!r}; legal: true or false")
+                self.error(f"--config {path}: wrong value of {name}: got {value!r}; allowed: true, false")
             return [option] if value else []
         if value is None:
             return []
         return [f"{option}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
 
-def whole(least: int) -> Any:
-    """An option type: an integer of at least `least`."""
+def integer_from(least: int) -> Any:
+    """Return an option type: an integer of at least `least`."""
 
-    def number(text: str) -> int:
+    def parse(text: str) -> int:
         if not text.lstrip("-").isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"is {text!r}; legal: a whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: an integer of {least} or more")
         return int(text)
 
-    return number
+    return parse
 
 
-def real(above: float) -> Any:
-    """An option type: a number above `above`."""
+def number_above(bound: float) -> Any:
+    """Return an option type: a number above `bound`."""
 
-    def number(text: str) -> float:
+    def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not above < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"is {text!r}; legal: a number above {above:g}")
+        if not bound < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number above {bound:g}")
         return value
 
-    return number
+    return parse
 
 
-def whole_list(least: int) -> Any:
-    """An option type: integers of at least `least`, separated by commas."""
+def integers_from(least: int) -> Any:
+    """Return an option type: integers of at least `least`, separated by commas."""
+    parse_one = integer_from(least)
 
-    def numbers(text: str) -> tuple[int, ...]:
-        one = whole(least)
-        return tuple(one(part.strip()) for part in text.strip("[]").split(","))
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(parse_one(part.strip()) for part in text.strip("[]").split(","))
 
-    return numbers
+    return parse

@@ -16,7 +16,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class JobProgress:
-    """What a job has done so far, for people or for programs; every method may be called from any thread."""
+    """Progress of a job, for users or for programs. Every method is thread-safe."""
 
     def __init__(self, kind: Kind) -> None:
         if kind == "auto":
@@ -27,14 +27,14 @@ class JobProgress:
         self._bar: Any = None
 
     def event(self, name: str, text: str, **fields: Any) -> None:
-        """Something worth a line of its own: `text` for people, the fields for programs."""
+        """Report an event: `text` for users, the fields for programs."""
         if self._kind == "lines":
             self._line(name, fields)
         elif self._kind == "bar":
             (self._bar.console.print if self._bar else print)(text)
 
     def result(self, text: str, **fields: Any) -> None:
-        """The end of the job, which also `--progress none` prints."""
+        """Report the end of the job, also with `--progress none`."""
         if self._kind == "lines":
             self._line("result", fields)
         else:
@@ -42,21 +42,21 @@ class JobProgress:
 
     @contextmanager
     def task(self, name: str, total: int | None, unit: str, **fields: Any) -> Iterator[Task]:
-        """A part of the job that is `total` units long."""
-        began = Task(self, name, total, unit, fields)
+        """Start a part of the job that has `total` units, and end it with the block."""
+        task = Task(self, name, total, unit, fields)
         if self._kind == "bar":
             self._bar = _rich_bar(unit)
             self._bar.start()
-            began.bar_task = self._bar.add_task(name, total=total)
+            task.bar_task = self._bar.add_task(name, total=total)
         try:
-            yield began
+            yield task
         finally:
             if self._bar:
                 self._bar.stop()
                 self._bar = None
 
-    def advanced(self, task: Task) -> None:
-        """The task's count has changed."""
+    def show(self, task: Task) -> None:
+        """Show the progress of a task."""
         if self._bar:
             self._bar.update(task.bar_task, completed=task.done)
         elif self._kind == "lines":
@@ -72,7 +72,7 @@ class JobProgress:
 
 
 class Task:
-    """A part of a job under way."""
+    """A part of a job, with the units done so far."""
 
     def __init__(self, progress: JobProgress, name: str, total: int | None, unit: str, more: dict[str, Any]) -> None:
         self._progress, self._name, self._total, self._unit, self._more = progress, name, total, unit, more
@@ -82,13 +82,13 @@ class Task:
         self.bar_task: Any = None
 
     def advance(self, count: int) -> None:
-        """`count` more units are done."""
+        """Add `count` units to those done."""
         with self._lock:
             self.done += count
-        self._progress.advanced(self)
+        self._progress.show(self)
 
     def fields(self) -> dict[str, Any]:
-        """As a program reads it."""
+        """Return the fields of a progress event."""
         seconds = max(time.monotonic() - self._began, 1e-9)
         rate = round(self.done / seconds, 1)
         return {

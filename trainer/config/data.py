@@ -35,7 +35,7 @@ class SparseColumn(Section):
 
 
 def _column_names(value: Any) -> Any:
-    """`"age"` is short for `{"column": "age"}`."""
+    """Expand the short form `"age"` to `{"column": "age"}`."""
     return (
         [{"column": item} if isinstance(item, str) else item for item in value]
         if isinstance(value, (list, tuple))
@@ -44,7 +44,7 @@ def _column_names(value: Any) -> Any:
 
 
 class ParquetConfig(Section):
-    """Which columns of the user's own Parquet files are what."""
+    """The columns of the user's Parquet files: label, dense and sparse features."""
 
     label: str = Field("label", description="column with the label: 0/1, a boolean, or a probability in [0, 1]")
     dense: Annotated[tuple[DenseColumn, ...], BeforeValidator(_column_names)] = Field(
@@ -57,58 +57,69 @@ class ParquetConfig(Section):
 
 
 class CriteoConfig(Section):
-    """Criteo as npy files: day_N_dense.npy (float32 N x 13), day_N_sparse.npy (int N x 26), day_N_labels.npy (int
-    N)."""
+    """Criteo as npy files, three per day.
+
+    day_D_dense.npy holds float32 (N, 13), day_D_sparse.npy integers (N, 26), day_D_labels.npy integers (N).
+    """
 
     train_days: tuple[Count, ...] = Field(tuple(range(23)), description="days to train on")
     eval_days: tuple[Count, ...] = Field((23,), description="days to evaluate on")
-    block_rows: Positive = Field(65_536, description="rows shuffled together; blocks themselves are shuffled per epoch")
-    modulo_ids: bool = Field(False, description="map ids to rows by modulo; without it an id >= rows is an error")
+    block_rows: Positive = Field(
+        65_536, description="rows of a block; blocks and the rows in each are shuffled in every epoch"
+    )
+    modulo_ids: bool = Field(False, description="map an id to row id modulo rows; without it an id >= rows is an error")
 
 
 class DataConfig(Section):
-    """Where samples come from. Sample k of the stream is a pure function of (seed, k)."""
+    """The source of samples. Sample k of the stream is a pure function of (seed, k)."""
 
     source: str = Field(
         "synthetic",
         pattern=r"^(synthetic|criteo|parquet|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        description="synthetic, criteo, parquet, or package.module:Class that implements trainer.data.Source",
+        description="synthetic, criteo, parquet, or package.module:Class (a trainer.data.Source)",
     )
     path: str | None = Field(
         None, description="criteo: folder; parquet: file, folder or fsspec URI of the training data"
     )
     eval_path: str | None = Field(None, description="parquet: file, folder or URI of the evaluation data")
     seed: Count = Field(1, description="seed of the stream: order of samples, synthetic values")
-    shuffle: bool = Field(True, description="shuffle finite sources anew in every epoch")
+    shuffle: bool = Field(True, description="reshuffle a finite source in every epoch")
     num_dense: Count = Field(13, description="dense features (synthetic, custom)")
     num_sparse: Positive = Field(26, description="sparse features (synthetic, custom)")
     ids_per_feature: Positive = Field(1, description="ids per feature and sample (synthetic)")
     train_samples: Positive = Field(819_200, description="samples in an epoch (synthetic)")
-    eval_samples: Count = Field(65_536, description="samples of an evaluation at most; 0: all of a finite source")
-    prefetch: Positive = Field(2, description="batches prepared ahead by a thread of each process")
+    eval_samples: Count = Field(65_536, description="most samples of one evaluation; 0: all of a finite source")
+    prefetch: Positive = Field(2, description="batches that a thread of each process prepares ahead")
     parquet: ParquetConfig = Field(default_factory=ParquetConfig, description="columns of Parquet files")
     criteo: CriteoConfig = Field(default_factory=CriteoConfig, description="layout of Criteo npy files")
-    options: dict[str, Any] = Field(default_factory=dict, description="passed to a custom source class as it is (JSON)")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="passed unchanged to a custom source class (JSON)"
+    )
 
     @model_validator(mode="after")
-    def _source_has_what_it_needs(self) -> DataConfig:
+    def _check_source(self) -> DataConfig:
         if self.source in ("criteo", "parquet") and not self.path:
-            raise ValueError(f"data.path is missing: data.source {self.source} reads it; set --data.path PATH")
+            raise ValueError(f"data.path is missing: data.source {self.source} reads it. Fix: --data.path PATH")
         if self.source == "parquet" and not self.parquet.sparse:
             raise ValueError(
-                "data.parquet.sparse is empty: name at least one categorical column, for example "
-                '--data.parquet.sparse \'["user", "item"]\''
+                "data.parquet.sparse is empty; allowed: one or more categorical columns. "
+                'Fix: --data.parquet.sparse \'["user", "item"]\''
             )
         if self.source == "synthetic" and not self.eval_samples:
-            raise ValueError("data.eval_samples is 0: the synthetic stream has no end; legal: 1 or more")
+            raise ValueError(
+                "data.eval_samples is too small for the endless synthetic stream: got 0; allowed: 1 or more"
+            )
         overlap = sorted(set(self.criteo.train_days) & set(self.criteo.eval_days))
         if self.source == "criteo" and overlap:
-            raise ValueError(f"data.criteo.eval_days shares days {overlap} with train_days: an evaluation would leak")
+            raise ValueError(
+                f"data.criteo.eval_days overlaps train_days: got {overlap} in both; allowed: separate days, or the "
+                f"evaluation sees training data"
+            )
         return self
 
     @property
     def dense_features(self) -> tuple[str, ...]:
-        """Names of the dense features in the order of a batch's columns."""
+        """Return the names of the dense features, in the order of a batch's columns."""
         if self.source == "parquet":
             return tuple(c.column for c in self.parquet.dense)
         count = CRITEO_NUM_DENSE if self.source == "criteo" else self.num_dense
@@ -116,7 +127,7 @@ class DataConfig(Section):
 
     @property
     def sparse_features(self) -> tuple[str, ...]:
-        """Names of the sparse features in their canonical order, which no sharding plan changes."""
+        """Return the names of the sparse features, in an order that no sharding plan changes."""
         if self.source == "parquet":
             return tuple(c.column for c in self.parquet.sparse)
         count = CRITEO_NUM_SPARSE if self.source == "criteo" else self.num_sparse

@@ -16,14 +16,14 @@ CRITEO_1TB_ROWS: tuple[int, ...] = (
 
 
 class ModelConfig(Section):
-    """DLRM: bottom MLP over dense features, one embedding table per sparse feature, interaction, top MLP."""
+    """DLRM: a bottom MLP for dense features, one embedding table per sparse feature, an interaction and a top MLP."""
 
     num_embeddings: Positive | tuple[Positive, ...] | Literal["criteo-1tb"] = Field(
         100_000, description="rows per table: one number, a list with one per feature, or criteo-1tb"
     )
-    num_embeddings_cap: Positive | None = Field(None, description="upper limit of the rows of any table")
+    num_embeddings_cap: Positive | None = Field(None, description="most rows of any table")
     embedding_dim: Positive = Field(64, description="columns of every table")
-    pooling: Literal["sum", "mean"] = Field("sum", description="how several ids of one feature become one vector")
+    pooling: Literal["sum", "mean"] = Field("sum", description="how the embeddings of a feature's ids are combined")
     dense_arch: tuple[Positive, ...] = Field(
         (512, 256, 64), min_length=1, description="bottom MLP; last = embedding_dim"
     )
@@ -33,14 +33,18 @@ class ModelConfig(Section):
     dcn_low_rank_dim: Positive = Field(512, description="rank of a cross layer's matrix (interaction dcn)")
 
     @model_validator(mode="after")
-    def _layers_fit(self) -> ModelConfig:
+    def _check_layers(self) -> ModelConfig:
         if self.dense_arch[-1] != self.embedding_dim:
             raise ValueError(
-                f"model.dense_arch ends in {self.dense_arch[-1]} but model.embedding_dim is {self.embedding_dim}: "
-                f"they must be equal; set --model.dense-arch '{[*self.dense_arch[:-1], self.embedding_dim]}'"
+                f"model.dense_arch must end in model.embedding_dim: got {self.dense_arch[-1]}; "
+                f"allowed: {self.embedding_dim}. "
+                f"Fix: --model.dense-arch '{[*self.dense_arch[:-1], self.embedding_dim]}'"
             )
         if self.over_arch[-1] != 1:
-            raise ValueError(f"model.over_arch ends in {self.over_arch[-1]}: the last layer is the logit; legal: 1")
+            raise ValueError(
+                f"model.over_arch must end in the logit: got {self.over_arch[-1]}; allowed: 1. "
+                f"Fix: --model.over-arch '{[*self.over_arch[:-1], 1]}'"
+            )
         return self
 
 
@@ -49,32 +53,32 @@ CommPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class ShardingConfig(Section):
-    """What the planner may do. Tables are named `t_<feature>`; the plan is printed once at the start."""
+    """Limits for the planner. Tables are named `t_<feature>`; the plan is printed once at the start."""
 
     types: tuple[ShardingType, ...] = Field(
         ("table_wise", "row_wise", "column_wise", "data_parallel"),
         min_length=1,
-        description="types the planner may choose from",
+        description="types that the planner may choose from",
     )
     tables: dict[str, tuple[ShardingType, ...]] = Field(
         default_factory=dict, description='per table: {"t_cat_0": ["row_wise"]}; overrides types for that table'
     )
     kernels: tuple[Literal["fused", "fused_uvm", "fused_uvm_caching", "dense"], ...] | None = Field(
-        None, min_length=1, description="embedding kernels the planner may use; none: all that the device has"
+        None, min_length=1, description="embedding kernels that the planner may use; none: all of the device"
     )
     min_columns: Positive | None = Field(
         None, description="columns of the smallest column-wise shard; none: TorchRec's default"
     )
     hbm_cap_gib: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="memory per device for the plan; none: as found"
+        None, description="memory per device to plan for; none: as detected"
     )
     reserve_fraction: float = Field(
-        0.15, ge=0, lt=1, description="share of that memory kept for activations and the rest"
+        0.15, ge=0, lt=1, description="share of that memory kept free for activations and everything else"
     )
-    forward_precision: CommPrecision = Field("fp32", description="pooled embeddings on the wire")
-    backward_precision: CommPrecision = Field("fp32", description="their gradients on the wire")
+    forward_precision: CommPrecision = Field("fp32", description="precision of pooled embeddings on the wire")
+    backward_precision: CommPrecision = Field("fp32", description="precision of their gradients on the wire")
     exchange: Literal["auto", "collective", "shared_memory"] = Field(
         "auto",
-        description="how pooled embeddings travel: gloo's or NCCL's all-to-all, or memory that CPU processes of one "
-        "machine share; auto: that where it can be had",
+        description="all-to-all of pooled embeddings: collective (gloo or NCCL), or shared_memory (CPU processes of "
+        "one machine); auto: shared_memory where available",
     )

@@ -12,10 +12,10 @@ LearningRate = Annotated[float, Field(gt=0)]
 
 
 class SparseOptimConfig(Section):
-    """Fused into the backward pass of the embedding tables."""
+    """The optimizer of the embedding tables, fused into their backward pass."""
 
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = Field(
-        "rowwise_adagrad", description="adam only where the device's kernels have it (GPU)"
+        "rowwise_adagrad", description="optimizer; adam needs a GPU"
     )
     learning_rate: LearningRate = Field(0.05, description="base rate; the schedule multiplies it")
     eps: float = Field(1e-8, gt=0, description="adagrad, rowwise_adagrad, adam")
@@ -23,13 +23,13 @@ class SparseOptimConfig(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="adam")
     update: Literal["auto", "fbgemm", "coalesced"] = Field(
         "auto",
-        description="who applies it: fbgemm's own kernel, or coalesced: the same numbers quicker, rowwise_adagrad on "
-        "CPU; auto: coalesced where it is there",
+        description="implementation: fbgemm's kernel, or coalesced, which gives the same numbers faster "
+        "(rowwise_adagrad on CPU); auto: coalesced where available",
     )
 
 
 class DenseOptimConfig(Section):
-    """For everything but the embedding tables."""
+    """The optimizer of all parameters except the embedding tables."""
 
     optimizer: Literal["sgd", "adagrad", "adam", "adamw"] = Field("adagrad", description="dense optimizer")
     learning_rate: LearningRate = Field(0.01, description="base rate; the schedule multiplies it")
@@ -44,12 +44,12 @@ class DenseOptimConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """One factor for both learning rates: linear warm-up, then constant, then decay down to end_factor."""
+    """One factor for both learning rates: linear warm-up, then constant, then decay to end_factor."""
 
     decay: Literal["constant", "polynomial", "cosine"] = Field("constant", description="shape after decay_start_step")
-    warmup_steps: Count = Field(0, description="steps from 1/warmup_steps of the rate up to all of it")
+    warmup_steps: Count = Field(0, description="steps of the linear warm-up, from 1/warmup_steps of the rate")
     decay_start_step: Count = Field(
-        0, description="first step of the decay, not before the warm-up ends (polynomial, cosine)"
+        0, description="first step of the decay, but not before the warm-up ends (polynomial, cosine)"
     )
     decay_steps: Positive | None = Field(None, description="steps of the decay; none: until the end of the run")
     power: float = Field(2.0, gt=0, description="exponent (polynomial)")
@@ -57,7 +57,7 @@ class ScheduleConfig(Section):
 
 
 class OptimConfig(Section):
-    """Sparse and dense optimizer and the schedule that moves both."""
+    """The sparse and the dense optimizer, and the learning-rate schedule of both."""
 
     sparse: SparseOptimConfig = Field(default_factory=SparseOptimConfig, description="embedding tables")
     dense: DenseOptimConfig = Field(default_factory=DenseOptimConfig, description="dense parameters")

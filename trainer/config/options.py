@@ -1,5 +1,4 @@
-"""Merges defaults < configuration file < environment < command line into one TrainConfig, and says what is wrong in one
-line."""
+"""Merge defaults, configuration file, environment and command line into one TrainConfig; the last one wins."""
 
 from __future__ import annotations
 
@@ -18,24 +17,25 @@ from trainer.errors import UserError
 
 ENV_PREFIX = "TRAINER_"
 _LEAVES = leaves()
+_ALLOWED = "allowed: "
 
 
 def option_name(path: Sequence[str]) -> str:
-    """`("train", "batch_size")` -> `train.batch-size`, the spelling of the command line and of messages."""
+    """Return the spelling of the command line and of errors: `train.batch-size` for `("train", "batch_size")`."""
     return ".".join(path).replace("_", "-")
 
 
 def env_name(path: Sequence[str]) -> str:
-    """`("train", "batch_size")` -> `TRAINER_TRAIN__BATCH_SIZE`."""
+    """Return the environment variable of an option: `TRAINER_TRAIN__BATCH_SIZE` for `("train", "batch_size")`."""
     return ENV_PREFIX + "__".join(path).upper()
 
 
 def load_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
-    """The effective configuration; raises UserError that names every option in the wrong."""
+    """Return the effective configuration; raise a UserError that names every wrong option."""
     file, assignments = _split_arguments(arguments)
-    said_by = "--config" if file else ENV_PREFIX + "CONFIG"
+    origin = "--config" if file else ENV_PREFIX + "CONFIG"
     file = file or environ.get(ENV_PREFIX + "CONFIG")
-    tree = read_file(Path(file), said_by) if file else {}
+    tree = read_file(Path(file), origin) if file else {}
     for path, text in _from_environment(environ):
         _assign(tree, path, _parse(path, text), env_name(path))
     for path, text in assignments:
@@ -44,27 +44,27 @@ def load_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainCo
 
 
 def validate(tree: Mapping[str, Any]) -> TrainConfig:
-    """A TrainConfig out of nested mappings; raises UserError with one line per problem."""
+    """Return a TrainConfig from nested mappings; raise a UserError that lists every problem."""
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
         raise UserError("; ".join(_describe(error.errors(), tree))) from None
 
 
-def read_file(path: Path, said_by: str = "--config") -> dict[str, Any]:
-    """The tree in a .json, .toml, .yaml or .yml file that the option or variable `said_by` names."""
+def read_file(path: Path, origin: str = "--config") -> dict[str, Any]:
+    """Return the tree in a .json, .toml, .yaml or .yml file, given by the option or variable `origin`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{said_by} {path}: cannot be read ({error})") from None
+        raise UserError(f"{origin} {path}: cannot be read: {error}") from None
     try:
         tree = _parse_file(path.suffix.lower(), text)
     except UserError as error:
-        raise UserError(f"{said_by} {path}: {error}") from None
+        raise UserError(f"{origin} {path}: {error}") from None
     except ValueError as error:
-        raise UserError(f"{said_by} {path}: is not valid {path.suffix.lstrip('.')}: {error}") from None
+        raise UserError(f"{origin} {path}: not valid {path.suffix.lstrip('.')}: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{said_by} {path}: holds {type(tree).__name__}; legal: a mapping with sections of the tree")
+        raise UserError(f"{origin} {path}: wrong content: got {type(tree).__name__}; allowed: a mapping of sections")
     return tree
 
 
@@ -80,11 +80,11 @@ def _parse_file(suffix: str, text: str) -> Any:
             return yaml.safe_load(text) or {}
         except yaml.YAMLError as error:
             raise ValueError(" ".join(str(error).split())) from None
-    raise UserError(f"has the ending {suffix or 'none'}; legal: .json, .toml, .yaml, .yml")
+    raise UserError(f"unknown file type: got {suffix or 'none'}; allowed: .json, .toml, .yaml, .yml")
 
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[tuple[str, ...], str]]]:
-    """`--config FILE` and `--section.option VALUE` or `--section.option=VALUE` pairs, in order."""
+    """Return the file of `--config` and the (path, value) pairs of all other options, in order."""
     by_name = {option_name(path): path for path in _LEAVES}
     file: str | None = None
     assignments: list[tuple[tuple[str, ...], str]] = []
@@ -92,16 +92,16 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[t
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--"):
-            raise UserError(f"unexpected argument {argument!r}: options are written --section.option VALUE; see --help")
+            raise UserError(f"unexpected argument {argument!r}; allowed: --section.option VALUE. Fix: see --help")
         name, equals, value = argument[2:].partition("=")
         name = name.replace("_", "-")
         if name != "config" and name not in by_name:
             raise UserError(
-                f"unknown option --{name}{_suggest(name, by_name)}; `python -m trainer train --help` lists all"
+                f"unknown option --{name}{_suggest(name, by_name)}; allowed: see `python -m trainer train --help`"
             )
         if not equals:
             if not rest or (rest[0].startswith("--") and "." in rest[0]):
-                raise UserError(f"option --{name} lacks a value")
+                raise UserError(f"option --{name} needs a value")
             value = rest.pop(0)
         if name == "config":
             file = value
@@ -119,7 +119,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, ...],
         if name not in by_name:
             close = _suggest(name, by_name, prefix="")
             raise UserError(
-                f"unknown environment variable {name}{close}: names that start with {ENV_PREFIX} are options"
+                f"unknown environment variable {name}{close}: the prefix {ENV_PREFIX} is reserved for options"
             )
         found.append((by_name[name], environ[name]))
     return found
@@ -134,8 +134,8 @@ def _suggest(name: str, known: Mapping[str, Any], prefix: str = "--") -> str:
 
 
 def _parse(path: tuple[str, ...], text: str) -> Any:
-    """JSON where the text is JSON (numbers, lists, true, null), else the text; an option of type text is never JSON."""
-    kinds = _kinds(_LEAVES[path].annotation)
+    """Parse numbers, lists, true and null as JSON; leave other text, and every value of a text option, unchanged."""
+    kinds = _accepted_types(_LEAVES[path].annotation)
     if text.strip().lower() in ("none", "null") and type(None) in kinds:
         return None
     if kinds <= {str, type(None)}:
@@ -146,58 +146,65 @@ def _parse(path: tuple[str, ...], text: str) -> Any:
         return text
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """The types that an option takes."""
+def _accepted_types(annotation: Any) -> set[Any]:
+    """Return the types that an option accepts."""
     return set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
 
 
-def _assign(tree: dict[str, Any], path: tuple[str, ...], value: Any, said_by: str) -> None:
+def _assign(tree: dict[str, Any], path: tuple[str, ...], value: Any, origin: str) -> None:
     node = tree
     for key in path[:-1]:
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
-            raise UserError(f"{said_by}: the configuration file gives {key} as {node!r}, not as a section")
+            raise UserError(
+                f"{origin}: {key} in the configuration file is not a section: got {node!r}; allowed: a mapping"
+            )
     node[path[-1]] = value
 
 
 def _describe(problems: Sequence[Mapping[str, Any]], tree: Mapping[str, Any]) -> list[str]:
-    """pydantic's errors, one entry per option: the option, what is wrong with it, the value seen."""
-    wrong: dict[tuple[str, ...], list[str]] = {}
+    """Return pydantic's errors as one message per option, with the value and what is allowed."""
+    messages_by_option: dict[tuple[str, ...], list[str]] = {}
     rules = []
     for problem in problems:
         location = tuple(str(part) for part in problem["loc"])
         path = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in _LEAVES), location)
         if problem["type"] == "value_error" and path not in _LEAVES:
-            rules.append(problem["msg"].removeprefix("Value error, "))  # a rule over several options names them itself
+            rules.append(problem["msg"].removeprefix("Value error, "))  # a rule across options names them itself
         elif problem["type"] == "extra_forbidden" and path not in _LEAVES:
             known = {".".join(leaf[:n]): leaf for leaf in _LEAVES for n in range(1, len(leaf) + 1)}
             name = ".".join(location)
             rules.append(f"unknown key {name}{_suggest(name, known, prefix='')}")
         else:
-            wrong.setdefault(path, []).append(_what(problem, ".".join(location[len(path) :])))
+            messages_by_option.setdefault(path, []).append(_explain(problem, ".".join(location[len(path) :])))
     return rules + [
-        f"--{option_name(path)}: {'; '.join(_causes(messages))}, got {_seen(tree, path)!r}"
-        for path, messages in wrong.items()
+        f"--{option_name(path)}: got {_value_at(tree, path)!r}; {_join(messages)}"
+        for path, messages in messages_by_option.items()
     ]
 
 
-def _what(problem: Any, inside: str) -> str:
-    """One error in a few words; `inside` says where in a list or mapping it is."""
+def _explain(problem: Any, inside: str) -> str:
+    """Return one error in a few words; `inside` is its place in a list or mapping."""
     if problem["type"] == "missing":
-        return f"lacks {inside}"
+        return f"missing key {inside}"
     if problem["type"] == "extra_forbidden":
         return f"unknown key {inside}"
     message: str = problem["msg"].removeprefix("Value error, ")
+    if message.startswith("Input should be "):
+        return _ALLOWED + message.removeprefix("Input should be ").partition(", unable to")[0]
     return message[:1].lower() + message[1:]
 
 
-def _causes(messages: Sequence[str]) -> list[str]:
-    """Without repetitions, and without pydantic's complaint that a list whose items are wrong is too short."""
+def _join(messages: Sequence[str]) -> str:
+    """Join the errors of one option, without pydantic's complaint that a list with wrong items is too short."""
     different = list(dict.fromkeys(messages))
-    return [m for m in different if "after validation, not" not in m] or different
+    kept = [m for m in different if "after validation, not" not in m] or different
+    allowed = " or ".join(m.removeprefix(_ALLOWED) for m in kept if m.startswith(_ALLOWED))
+    return "; ".join([m for m in kept if not m.startswith(_ALLOWED)] + ([_ALLOWED + allowed] if allowed else []))
 
 
-def _seen(tree: Mapping[str, Any], path: Sequence[str]) -> Any:
+def _value_at(tree: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return the value that the tree has for an option, None if it has none."""
     node: Any = tree
     for key in path:
         node = node.get(key) if isinstance(node, Mapping) else None

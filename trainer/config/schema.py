@@ -18,7 +18,7 @@ from trainer.config.training import CheckpointConfig, FaultConfig, MetricsConfig
 
 
 class TrainConfig(Section):
-    """Everything a run is made of."""
+    """All settings of a run."""
 
     data: DataConfig = Field(default_factory=DataConfig, description="samples")
     model: ModelConfig = Field(default_factory=ModelConfig, description="architecture")
@@ -30,38 +30,42 @@ class TrainConfig(Section):
     metrics: MetricsConfig = Field(default_factory=MetricsConfig, description="reports")
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> TrainConfig:
+    def _check_sections(self) -> TrainConfig:
         features, rows = self.data.sparse_features, self.model.num_embeddings
         if len(set(features)) != len(features):
             twice = sorted({f for f in features if features.count(f) > 1})
-            raise ValueError(f"data.parquet.sparse names {twice} more than once: a feature has one table")
+            raise ValueError(
+                f"data.parquet.sparse names a column more than once: got {twice}; allowed: one feature per column"
+            )
         if isinstance(rows, tuple) and len(rows) != len(features):
             raise ValueError(
-                f"model.num_embeddings lists {len(rows)} tables but there are {len(features)} sparse features: "
-                f"give {len(features)} numbers, or one for all"
+                f"model.num_embeddings does not match the {len(features)} sparse features: got {len(rows)} tables; "
+                f"allowed: {len(features)} numbers, or one for all"
             )
         if rows == "criteo-1tb" and len(features) != CRITEO_NUM_SPARSE:
             raise ValueError(
-                f"model.num_embeddings criteo-1tb has {CRITEO_NUM_SPARSE} tables but there are {len(features)} "
-                f"sparse features; set --data.num-sparse {CRITEO_NUM_SPARSE} or give the rows"
+                f"model.num_embeddings criteo-1tb has {CRITEO_NUM_SPARSE} tables: got {len(features)} sparse features; "
+                f"allowed: {CRITEO_NUM_SPARSE}. Fix: --data.num-sparse {CRITEO_NUM_SPARSE}"
             )
         if not self.data.dense_features:
             raise ValueError(
-                "there is no dense feature: DLRM's bottom MLP needs one; set data.num_dense or data.parquet.dense"
+                "DLRM's bottom MLP needs a dense feature: got none. Fix: set data.num_dense or data.parquet.dense"
             )
         unknown = sorted(set(self.sharding.tables) - set(self.table_names))
         if unknown:
-            raise ValueError(f"sharding.tables names {unknown}: no such table; legal: {', '.join(self.table_names)}")
+            raise ValueError(
+                f"sharding.tables names unknown tables: got {unknown}; allowed: {', '.join(self.table_names)}"
+            )
         return self
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """One table per sparse feature, `t_<feature>`."""
+        """Return the name of each table, `t_<feature>`, in feature order."""
         return tuple(f"t_{feature}" for feature in self.data.sparse_features)
 
     @property
     def rows_per_table(self) -> tuple[int, ...]:
-        """Rows of each table in feature order: the column's own number, else model.num_embeddings, both capped."""
+        """Return the rows of each table: the column's own number or model.num_embeddings, both capped."""
         count, given = len(self.data.sparse_features), self.model.num_embeddings
         rows = CRITEO_1TB_ROWS if given == "criteo-1tb" else (given,) * count if isinstance(given, int) else given
         if self.data.source == "parquet":
@@ -70,11 +74,11 @@ class TrainConfig(Section):
 
     @property
     def eval_batch_size(self) -> int:
-        """Samples of one evaluation step over all processes."""
+        """Return the samples of one evaluation step, over all processes."""
         return self.train.eval_batch_size or self.train.batch_size
 
     def for_processes(self, world_size: int) -> TrainConfig:
-        """The configuration with batch sizes over all of `world_size` processes."""
+        """Return the configuration with batch sizes over all of `world_size` processes."""
         if self.train.batch_size_is == "global":
             return self
         eval_size = self.train.eval_batch_size
@@ -88,19 +92,20 @@ class TrainConfig(Section):
         return self.model_copy(update={"train": train})
 
     def check_world_size(self, world_size: int) -> None:
-        """Raises ValueError where a batch does not divide into equal parts for `world_size` processes."""
+        """Raise ValueError if a batch size is not a multiple of `world_size`."""
         sizes = {"train.batch_size": self.train.batch_size, "train.eval_batch_size": self.eval_batch_size}
         for key, size in sizes.items():
             if size % world_size:
-                legal = f"{size - size % world_size or world_size} or {size + world_size - size % world_size}"
+                below, above = size - size % world_size, size + world_size - size % world_size
                 raise ValueError(
-                    f"{key} is {size}, which {world_size} processes cannot share equally: legal are multiples of "
-                    f"{world_size}, for example {legal}; set --{key.replace('_', '-')}"
+                    f"{key} does not divide by {world_size} processes: got {size}; allowed: multiples of "
+                    f"{world_size}, such as {f'{below} or ' if below else ''}{above}. "
+                    f"Fix: --{key.replace('_', '-')} {above}"
                 )
 
 
 def leaves(section: type[Section] = TrainConfig, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every option as path -> pydantic FieldInfo, in the order of the tree; lists and dicts are leaves."""
+    """Return every option as path -> pydantic FieldInfo, in the order of the tree; lists and dicts are leaves."""
     found: dict[tuple[str, ...], Any] = {}
     for name, field in section.model_fields.items():
         inner = field.annotation

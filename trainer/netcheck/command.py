@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli.arguments import Flags, real, whole, whole_list
+from trainer.cli.arguments import CommandParser, integer_from, integers_from, number_above
 from trainer.cli.progress import KINDS, JobProgress
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_FAILED, EXIT_OK
@@ -37,22 +37,22 @@ _DEFAULT_SIZES = {"cuda": (1, 16, 128, 512), "cpu": (1, 4, 16)}  # the largest i
 _GRACE_SECONDS = 60  # by which torch's own time limit is longer than ours, which ends with one line
 
 
-def parser() -> Flags:
+def parser() -> CommandParser:
     """The command's parser, which its help is made of."""
-    flags = Flags(
+    flags = CommandParser(
         "netcheck",
         "Times all_to_all and all_reduce between the processes of a job (torchrun, or trainer launch netcheck), checks "
         "their numbers, and exits with 1 where the network is too slow or not the expected one.",
     )
     add = flags.add_argument
-    add("--min-gb-per-s", type=real(0), default=None, metavar="X", help="least bus bandwidth per process (10^9 "
+    add("--min-gb-per-s", type=number_above(0), default=None, metavar="X", help="least bus bandwidth per process (10^9 "
         "bytes/s) at the largest size, for both operations")  # fmt: skip
     add("--expect-log", default=None, metavar="TEXT", help="text that NCCL's log must hold in every process, for "
         "example 'NET/OFI Selected provider is efa' or 'NET/IB'")  # fmt: skip
-    add("--sizes-mib", type=whole_list(1), default=None, metavar="N,N", help="bytes of a process's buffer; without it "
+    add("--sizes-mib", type=integers_from(1), default=None, metavar="N,N", help="MiB of a process's buffer; default "
         f"{_words(_DEFAULT_SIZES['cuda'])} on GPUs, {_words(_DEFAULT_SIZES['cpu'])} on CPUs")  # fmt: skip
-    add("--iterations", type=whole(1), default=20, metavar="N", help="timed operations per size")
-    add("--timeout-s", type=whole(1), default=300, metavar="N", help="a check that takes longer has failed")
+    add("--iterations", type=integer_from(1), default=20, metavar="N", help="timed operations per size")
+    add("--timeout-s", type=integer_from(1), default=300, metavar="N", help="a check that takes longer has failed")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: one GPU per process where there are")
     add("--progress", choices=KINDS, default="auto", help="auto: a bar and a table on a terminal, else JSON lines")
     return flags

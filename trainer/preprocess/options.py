@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trainer.cli.arguments import Flags, real, whole, whole_list
+from trainer.cli.arguments import CommandParser, integer_from, integers_from, number_above
 from trainer.cli.progress import KINDS, Kind
 from trainer.config import CRITEO_1TB_ROWS, CRITEO_NUM_SPARSE
 from trainer.errors import UserError
@@ -46,9 +46,11 @@ class Options:
         return {key: every[key] for key in every if key not in ("output", "memory_gib", "workers", "progress")}
 
 
-def parser() -> Flags:
+def parser() -> CommandParser:
     """The command's parser, which its help is made of."""
-    flags = Flags("preprocess", "Turns Criteo click logs (TSV) into npy or Parquet files that the trainer reads.")
+    flags = CommandParser(
+        "preprocess", "Turns Criteo click logs (TSV) into npy or Parquet files that the trainer reads."
+    )
     add = flags.add_argument
     add("--input", required=True, metavar="PATH", help="train.txt (Kaggle), or a file or folder of day_N[.gz] (1 TB); "
         "any path or URI (s3://, gs://, abfs://)")  # fmt: skip
@@ -57,18 +59,24 @@ def parser() -> Flags:
         "hashed to --rows; frequency: contiguous numbers, 1 for all ids rarer than --threshold")  # fmt: skip
     add("--rows", type=_rows, default=(), metavar="N", help="rows per feature for --ids hash: one number, 26 separated "
         "by commas, or criteo-1tb")  # fmt: skip
-    add("--threshold", type=whole(1), default=FREQUENCY_THRESHOLD, metavar="N", help="least count of an id that gets a "
-        "number of its own (--ids frequency)")  # fmt: skip
+    add("--threshold", type=integer_from(1), default=FREQUENCY_THRESHOLD, metavar="N", help="least count of an "
+        "id that gets a number of its own (--ids frequency)")  # fmt: skip
     add("--shuffle", action="store_true", help="shuffle the rows of all days but the last, which stays for evaluation")
-    add("--seed", type=whole(0), default=0, metavar="N", help="seed of --shuffle")
+    add("--seed", type=integer_from(0), default=0, metavar="N", help="seed of --shuffle")
     add("--format", choices=("npy", "parquet"), default="npy", help="npy: day_N_{dense,sparse,labels}.npy; parquet: "
         "train/day_N.parquet, and eval/ for the last day")  # fmt: skip
-    add("--days", type=whole_list(0), default=None, metavar="N,N", help="days of a folder to take; without it all")
-    add("--cut-days", type=whole(1), default=KAGGLE_DAYS, metavar="N", help="equal parts that one file is cut into")
+    add("--days", type=integers_from(0), default=None, metavar="N,N", help="days of a folder to take; without it all")
+    add(
+        "--cut-days",
+        type=integer_from(1),
+        default=KAGGLE_DAYS,
+        metavar="N",
+        help="equal parts that one file is cut into",
+    )
     add("--bad-rows", choices=("error", "skip"), default="error", help="a malformed row ends the command, or is left "
         "out and counted")  # fmt: skip
-    add("--memory-gib", type=real(0), default=2.0, metavar="X", help="memory to stay below")
-    add("--workers", type=whole(1), default=len(os.sched_getaffinity(0)), metavar="N", help="threads")
+    add("--memory-gib", type=number_above(0), default=2.0, metavar="X", help="memory to stay below")
+    add("--workers", type=integer_from(1), default=len(os.sched_getaffinity(0)), metavar="N", help="threads")
     add("--progress", choices=KINDS, default="auto", help="auto: a bar on a terminal, else JSON lines")
     return flags
 
@@ -92,7 +100,7 @@ def _rows(text: str) -> tuple[int, ...]:
 
     if text == "criteo-1tb":
         return CRITEO_1TB_ROWS
-    rows: tuple[int, ...] = whole_list(1)(text)
+    rows: tuple[int, ...] = integers_from(1)(text)
     if len(rows) == 1:
         rows *= CRITEO_NUM_SPARSE
     if len(rows) != CRITEO_NUM_SPARSE or max(rows) >= 2**31:

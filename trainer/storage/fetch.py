@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer.cli.arguments import Flags, whole
+from trainer.cli.arguments import CommandParser, integer_from
 from trainer.cli.progress import KINDS, JobProgress, Task
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_OK
@@ -38,14 +38,22 @@ _VERSIONS = (
 )
 
 
-def parser() -> Flags:
+def parser() -> CommandParser:
     """The command's parser, which its help is made of."""
-    flags = Flags("fetch", "Copies a folder from an object store to shared storage, and goes on where it was stopped.")
+    flags = CommandParser(
+        "fetch", "Copies a folder from an object store to shared storage, and goes on where it was stopped."
+    )
     add = flags.add_argument
     add("--from", dest="source", required=True, metavar="URI", help="folder or file: s3://, gs://, abfs://, or a path")
     add("--to", dest="target", required=True, metavar="DIR", help="folder of the copy")
-    add("--workers", type=whole(1), default=16, metavar="N", help="files copied at the same time")
-    add("--retries", type=whole(0), default=5, metavar="N", help="more tries for a file after a fault of the network")
+    add("--workers", type=integer_from(1), default=16, metavar="N", help="files copied at the same time")
+    add(
+        "--retries",
+        type=integer_from(0),
+        default=5,
+        metavar="N",
+        help="more tries for a file after a fault of the network",
+    )
     add("--progress", choices=KINDS, default="auto", help="auto: a bar on a terminal, else JSON lines")
     return flags
 
