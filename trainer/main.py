@@ -236,9 +236,9 @@ def _run_in_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> in
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
-    from trainer.runtime.process_group import running
+    from trainer.runtime.process_group import init_runtime
 
-    with running(config.train, dict(os.environ)) as runtime:
+    with init_runtime(config.train, dict(os.environ)) as runtime:
         code = body(config.for_processes(runtime.world_size), runtime)
     return code
 
@@ -250,7 +250,7 @@ def _train(config: Any, runtime: Any) -> int:
 
 
 def _evaluate(config: Any, runtime: Any) -> int:
-    from trainer.training.loop import evaluate_run
+    from trainer.training.evaluation import evaluate_run
 
     evaluate_run(config, runtime)
     return EXIT_OK
