@@ -1,4 +1,4 @@
-"""The Pulumi program: settings, then a cluster, then its operators, then the training job on it."""
+"""The Pulumi program: reads the settings, then creates the cluster, its operators and the training job."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ import pulumi
 from infra import stack
 from infra.addons.addons import Addons
 from infra.config.problems import Problem
-from infra.interrupt import end_without_a_trace
+from infra.interrupt import exit_silently_on_interrupt
 from infra.outputs import export_all, export_service
 from trainer.config import TrainConfig
 from workloads import checks
@@ -18,62 +18,56 @@ from workloads.settings import SECTIONS, JobSettings
 
 
 def main() -> None:
-    """Provision the stack that `Pulumi.<stack>.yaml` describes, and start its job."""
-    end_without_a_trace()
-    configured = stack.load(sections=SECTIONS, further=[job_problems])
-    wanted = configured.settings
+    """Provision the stack of `Pulumi.<stack>.yaml` and start its job."""
+    exit_silently_on_interrupt()
+    configured = stack.load(sections=SECTIONS, further=[find_job_problems])
     job = configured.section("job", JobSettings)
     trainer = configured.section("trainer", TrainConfig)
+    if configured.settings.service:
+        train_on_service(configured, job, trainer)
+    else:
+        train_on_cluster(configured, job, trainer)
 
-    if wanted.service:
-        run_on_service(configured, job, trainer)
-        return
-    cluster = configured.cloud.provision(wanted.stack, wanted)
+
+def train_on_cluster(configured: stack.Stack, job: JobSettings, trainer: TrainConfig) -> None:
+    """Create a cluster with its operators, and run the job on it."""
+    settings = configured.settings
+    cluster = configured.cloud.provision(settings.stack, settings)
     addons = Addons(
-        f"{wanted.stack}-addons",
+        f"{settings.stack}-addons",
         cluster,
         launcher=job.launcher,
-        monitored=wanted.addons.monitoring,
-        queued=wanted.addons.kueue,
+        monitored=settings.addons.monitoring,
+        queued=settings.addons.kueue,
     )
     training = TrainingJob(
-        f"{wanted.stack}-training",
+        f"{settings.stack}-training",
         cluster,
         job,
         trainer,
-        queued=wanted.addons.kueue,
-        monitored=wanted.addons.monitoring,
+        queued=settings.addons.kueue,
+        monitored=settings.addons.monitoring,
         after=addons.ready,
     )
-    start = [torchx.run_line(wanted.stack)] if job.launcher == "torchx" else []
-    export_all(cluster, wanted, then=[*start, f"python -m workloads status --stack {wanted.stack}"])
+    start = [torchx.run_line(settings.stack)] if job.launcher == "torchx" else []
+    export_all(cluster, settings, then=[*start, f"python -m workloads status --stack {settings.stack}"])
     pulumi.export("job", training.job)
 
 
-def run_on_service(configured: stack.Stack, job: JobSettings, trainer: TrainConfig) -> None:
-    """The cloud's own training service in place of a cluster and its operators."""
-    wanted = configured.settings
-    service = configured.cloud.serve(wanted.stack, wanted)
-    name = f"{wanted.stack}-training"
-    training = ManagedTraining(name, service, job, trainer, mount_path=wanted.storage.mount_path)
-    export_service(service, wanted, training.job)
+def train_on_service(configured: stack.Stack, job: JobSettings, trainer: TrainConfig) -> None:
+    """Run the job on the cloud's own training service, without a cluster."""
+    settings = configured.settings
+    service = configured.cloud.serve(settings.stack, settings)
+    name = f"{settings.stack}-training"
+    training = ManagedTraining(name, service, job, trainer, mount_path=settings.storage.mount_path)
+    export_service(service, settings, training.job)
     pulumi.export("job", training.job)
 
 
-def job_problems(configured: stack.Stack) -> Iterable[Problem]:
-    """Mistakes between the job's settings and the cluster's."""
-    wanted = configured.settings
-    pool = checks.Pool(
-        nodes_desired=wanted.gpu.nodes.desired,
-        nodes_max=wanted.gpu.nodes.max,
-        gpus_per_node=wanted.gpus_per_node,
-        has_registry=wanted.has_registry,
-        mount_path=wanted.storage.mount_path,
-        work_path=f"{wanted.storage.mount_path.rstrip('/')}/{wanted.work_folder}",
-        shows_bucket=wanted.bucket_folder is not None,
-        services=wanted.services,
-    )
-    return checks.problems(configured.section("job", JobSettings), configured.section("trainer", TrainConfig), pool)
+def find_job_problems(configured: stack.Stack) -> Iterable[Problem]:
+    """Return the mistakes between the settings of the job, the trainer and the cluster."""
+    job, trainer = configured.section("job", JobSettings), configured.section("trainer", TrainConfig)
+    return checks.problems(job, trainer, configured.settings)
 
 
 main()

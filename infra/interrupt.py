@@ -1,4 +1,4 @@
-"""What the program does when the engine interrupts it."""
+"""The Pulumi program's reaction to an interrupt by the engine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 import signal
 import threading
 
-#: Pulumi's own code for a program that ended after the cause was shown: nothing more is said.
-_CAUSE_WAS_SHOWN = 32
+from infra.exit_codes import ERROR_ALREADY_SHOWN
 
 
-def end_without_a_trace() -> None:
-    """End at once and silently on SIGINT, which is how the engine stops the program after a resource failed.
+def exit_silently_on_interrupt() -> None:
+    """Exit without a stack trace on SIGINT, which the engine sends after a resource failed.
 
-    Python's trace of a KeyboardInterrupt would stand above the failed resource's own line. Only in a process that the
-    engine started: an inline program runs in a thread of somebody else's process.
+    The trace of a KeyboardInterrupt would hide the line of the failed resource. Inline programs keep their handler:
+    they run in a thread of another process, which the engine did not start.
     """
     if "PULUMI_CONFIG" in os.environ and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_CAUSE_WAS_SHOWN))
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(ERROR_ALREADY_SHOWN))

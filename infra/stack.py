@@ -10,7 +10,7 @@ from typing import TypeVar
 import pulumi
 from pydantic import BaseModel
 
-from infra import clouds, cost
+from infra import clouds
 from infra.config import checks
 from infra.config.problems import Problem, SettingsError, fix_by_removing, keep_first_per_key
 from infra.config.settings import StackSettings
@@ -56,7 +56,10 @@ def parse(
 ) -> Stack:
     """Check one stack's raw configuration (`namespace:key` -> text); SettingsError names every problem."""
     result, problems = _read(config, project, stack, sections)
-    problems += [*result.settings.problems(), *cost.over_budget(result.settings)]
+    settings = result.settings
+    problems += settings.problems()
+    at_most = settings.cost_lines(settings.gpu.nodes.max)
+    problems += checks.budget(settings.budget.max_usd_per_hour, at_most, settings.interruptible)
     for check in further:
         problems += check(result)
     if problems:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
+from infra.config.settings import StackSettings
 from trainer.config import TrainConfig
 from workloads.facts import job_nodes
 from workloads.settings import ON_CLUSTERS, SERVICES, JobSettings
@@ -28,38 +28,24 @@ _DECIDED = {
 }
 
 
-@dataclass(frozen=True)
-class Pool:
-    """What the checks must know of a cluster that does not exist yet."""
-
-    nodes_desired: int
-    nodes_max: int
-    gpus_per_node: int
-    has_registry: bool
-    mount_path: str
-    work_path: str
-    shows_bucket: bool
-    services: tuple[str, ...] = ()
-
-
-def problems(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
+def problems(job: JobSettings, trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
     """Every mistake; the order is that of the keys a person would set first."""
-    yield from _service(job, pool)
-    yield from _image(job, pool)
-    yield from _size(job, pool)
+    yield from _service(job, settings)
+    yield from _image(job, settings)
+    yield from _size(job, settings)
     yield from _decided(trainer)
-    yield from _batch(job, trainer, pool)
-    yield from _dataset(job, pool)
-    yield from _data_path(trainer, pool)
+    yield from _batch(job, trainer, settings)
+    yield from _dataset(job, settings)
+    yield from _data_path(trainer, settings)
     yield from _egress(job)
 
 
-def _service(job: JobSettings, pool: Pool) -> Iterable[Problem]:
+def _service(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
     """A service belongs to one cloud, and reads nothing that is about pods."""
     if job.launcher not in SERVICES:
         return
-    if job.launcher not in pool.services:
-        legal = " | ".join([*sorted(ON_CLUSTERS), *pool.services])
+    if job.launcher not in settings.services:
+        legal = " | ".join([*sorted(ON_CLUSTERS), *settings.services])
         wrong = "a training service of another cloud than this stack's"
         yield Problem("job.launcher", wrong, legal, fix_by_setting("job.launcher", "pytorchjob"), job.launcher)
         return
@@ -67,9 +53,9 @@ def _service(job: JobSettings, pool: Pool) -> Iterable[Problem]:
     yield from find_unused(job, JobSettings.OF_CLUSTERS, wrong, "job.")
 
 
-def _image(job: JobSettings, pool: Pool) -> Iterable[Problem]:
+def _image(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
     if job.image is None:
-        if not pool.has_registry:
+        if not settings.has_registry:
             legal = "an image that the nodes can pull or have, or registry.repository to push to"
             yield Problem(
                 "job.image", "missing, and the stack has no registry", legal, fix_by_setting("job.image", "trainer:dev")
@@ -81,10 +67,10 @@ def _image(job: JobSettings, pool: Pool) -> Iterable[Problem]:
         )
 
 
-def _size(job: JobSettings, pool: Pool) -> Iterable[Problem]:
-    nodes = job_nodes(job, pool.nodes_desired)
-    if nodes > pool.nodes_max:
-        legal = f"1 to gpu.nodes.max ({pool.nodes_max})"
+def _size(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    nodes = job_nodes(job, settings.gpu.nodes.desired)
+    if nodes > settings.gpu.nodes.max:
+        legal = f"1 to gpu.nodes.max ({settings.gpu.nodes.max})"
         yield Problem("job.nodes", "more than the pool may have", legal, fix_by_setting("gpu.nodes.max", nodes), nodes)
     if job.min_nodes and job.min_nodes > nodes:
         legal = f"1 to job.nodes ({nodes})"
@@ -100,15 +86,15 @@ def _size(job: JobSettings, pool: Pool) -> Iterable[Problem]:
         yield Problem(
             "job.min_nodes", _FIXED[job.launcher], legal, fix_by_setting("job.launcher", "pytorchjob"), job.min_nodes
         )
-    if job.gpus_per_node and job.gpus_per_node > pool.gpus_per_node:
-        legal = f"1 to {pool.gpus_per_node}" if pool.gpus_per_node else "unset: this pool has no GPUs"
+    if job.gpus_per_node and job.gpus_per_node > settings.gpus_per_node:
+        legal = f"1 to {settings.gpus_per_node}" if settings.gpus_per_node else "unset: this pool has no GPUs"
         how = (
-            fix_by_setting("job.gpus_per_node", pool.gpus_per_node)
-            if pool.gpus_per_node
+            fix_by_setting("job.gpus_per_node", settings.gpus_per_node)
+            if settings.gpus_per_node
             else fix_by_removing("job.gpus_per_node")
         )
         yield Problem("job.gpus_per_node", "more than a node has", legal, how, job.gpus_per_node)
-    if job.processes_per_node and pool.gpus_per_node:
+    if job.processes_per_node and settings.gpus_per_node:
         wrong = "the pool has GPUs, and each gets one process"
         how = fix_by_removing("job.processes_per_node")
         yield Problem("job.processes_per_node", wrong, "job.gpus_per_node", how, job.processes_per_node)
@@ -126,11 +112,11 @@ def _decided(trainer: TrainConfig) -> Iterable[Problem]:
             )
 
 
-def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
+def _batch(job: JobSettings, trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
     if trainer.train.batch_size_is == "per_process":
         return
-    per_node = job.gpus_per_node or pool.gpus_per_node or job.processes_per_node or 1
-    most = job_nodes(job, pool.nodes_desired)
+    per_node = job.gpus_per_node or settings.gpus_per_node or job.processes_per_node or 1
+    most = job_nodes(job, settings.gpu.nodes.desired)
     for nodes in range(job.min_nodes or most, most + 1):
         world, size = nodes * per_node, trainer.train.batch_size
         if size % world:
@@ -151,13 +137,13 @@ def _batch(job: JobSettings, trainer: TrainConfig, pool: Pool) -> Iterable[Probl
             return
 
 
-def _dataset(job: JobSettings, pool: Pool) -> Iterable[Problem]:
+def _dataset(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
     source = job.dataset.source
-    there = source == "bucket" and pool.shows_bucket
+    there = source == "bucket" and settings.bucket_folder is not None
     if source is None or not (there or source.startswith("/")):
         return
-    if not there and not _inside(source, pool.mount_path):
-        legal = f"bucket, a URI, or a folder below {pool.mount_path}"
+    if not there and not _inside(source, settings.storage.mount_path):
+        legal = f"bucket, a URI, or a folder below {settings.storage.mount_path}"
         yield Problem(
             "job.dataset.source",
             "not on the shared storage",
@@ -170,13 +156,13 @@ def _dataset(job: JobSettings, pool: Pool) -> Iterable[Problem]:
         yield Problem("job.dataset.source", wrong, "a URI, or unset", fix_by_removing("job.dataset.source"), source)
 
 
-def _data_path(trainer: TrainConfig, pool: Pool) -> Iterable[Problem]:
+def _data_path(trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
     for key in ("path", "eval_path"):
         path = getattr(trainer.data, key)
-        if path and "://" not in path and not _inside(path, pool.mount_path):
+        if path and "://" not in path and not _inside(path, settings.storage.mount_path):
             name = f"trainer.data.{key}"
-            legal = f"a URI, or a folder below {pool.mount_path}"
-            yield Problem(name, "not in the pods", legal, fix_by_setting(name, f"{pool.work_path}/criteo"), path)
+            legal = f"a URI, or a folder below {settings.storage.mount_path}"
+            yield Problem(name, "not in the pods", legal, fix_by_setting(name, f"{settings.work_path}/criteo"), path)
 
 
 def _inside(path: str, folder: str) -> bool:

@@ -13,6 +13,7 @@ from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import StackOutputs
 from infra.automation.stack import Approve, Changes, LiveStack
 from infra.config.problems import SettingsError
+from infra.exit_codes import INTERRUPTED, SUCCESS, USER_ERROR
 
 
 def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
@@ -25,11 +26,11 @@ def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
         return error.exit_code
     except (SettingsError, ValueError) as error:
         display.line(f"error: {error}")
-        return 2
+        return USER_ERROR
     except KeyboardInterrupt:
         display.line("error: cancelled")
-        return CancelledError("").exit_code
-    return 0
+        return INTERRUPTED
+    return SUCCESS
 
 
 def _open(arguments: argparse.Namespace, display: Display, settings: Mapping[str, str] | None = None) -> LiveStack:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pulumi.automation.errors import CommandError, ConcurrentUpdateError
 
 from infra import clouds
-from infra.automation.errors import FAILED, OperationError
+from infra.automation.errors import OperationError
 from infra.automation.progress import Complaint
+from infra.exit_codes import FAILURE
 
 _HOLDER = re.compile(r"created by (.+? at \S+)")
 _MOST_CAUSES = 5
@@ -49,7 +50,7 @@ def explain(
         or _of_settings(complaints)
         or _of_resources(complaints, attempt)
         or _of_program(complaints, attempt)
-        or OperationError(f"{attempt.verb} of stack {attempt.stack!r} failed: {_one_line(_stderr(error))}", FAILED)
+        or OperationError(f"{attempt.verb} of stack {attempt.stack!r} failed: {_one_line(_stderr(error))}", FAILURE)
     )
 
 
@@ -128,7 +129,7 @@ def _of_resources(complaints: Sequence[Complaint], attempt: Attempt) -> Operatio
     lines += [f"left: {attempt.left}"] if attempt.left else []
     after = f"   (or take it all away: python -m infra destroy --stack {attempt.stack})"
     lines += [f"fix the cause, then: {attempt.again}{after if attempt.verb == 'up' else ''}"]
-    return OperationError("\n  ".join(lines), FAILED)
+    return OperationError("\n  ".join(lines), FAILURE)
 
 
 def _of_program(complaints: Sequence[Complaint], attempt: Attempt) -> OperationError | None:
@@ -138,7 +139,7 @@ def _of_program(complaints: Sequence[Complaint], attempt: Attempt) -> OperationE
     told = next((text for text in found if "unhandled error" not in text), found[0])
     whole = f"\n  the whole trace: pulumi preview --stack {attempt.stack}" if _TRACE in told else ""
     text = f"{attempt.verb} of stack {attempt.stack!r}: {cause(told)}{_after(attempt.left)}{whole}"
-    return OperationError(text, FAILED)
+    return OperationError(text, FAILURE)
 
 
 def cause(message: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+from infra.exit_codes import INTERRUPTED, USER_ERROR
 
 
 class OperationError(Exception):

@@ -1,4 +1,4 @@
-"""Facts and prices of instance types, read from `catalog.toml` here and in each cloud's folder."""
+"""Facts and prices of instance types, read from `catalog.toml` files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_FILE_NAME = "catalog.toml"
+#: Folders that are searched for catalogs, in their subfolders only: a cloud's folder may contain its own catalog.
+search_path = [Path(__file__).parent.parent / "clouds"]
 
 
 @dataclass(frozen=True)
 class InstanceType:
-    """One row of the catalog. Prices are USD per hour in `region`, None where no trustworthy figure is known.
+    """One row of the catalog; prices are USD per hour in `region`, None if no trustworthy figure is known.
 
-    `memory_gib` is host memory, `hbm_gib_per_gpu` one GPU's; `hbm_gb_per_second` and `nvlink_gb_per_second` are one
-    GPU's bandwidth to its memory and to its neighbours (0 without NVLink); `network_gbps` is the node's.
-    `num_network_cards` counts fabric cards; `accelerator` is what the cloud's API calls the GPU, where it asks.
+    `memory_gib` is host memory, `hbm_gib_per_gpu` the memory of one GPU. `hbm_gb_per_second` and
+    `nvlink_gb_per_second` are one GPU's bandwidth to its memory and to its neighbours (0 without NVLink).
+    `network_gbps` is the bandwidth of the node, `num_network_cards` counts its fabric cards. `accelerator` is the name
+    of the GPU in the cloud's API, for clouds that require one.
     """
 
     cloud: str
@@ -40,30 +43,23 @@ class InstanceType:
 
 
 def instances(cloud: str | None = None) -> tuple[InstanceType, ...]:
-    """All rows, or those of one cloud, in the order of the file."""
-    rows = _read(_HERE / "catalog.toml") + tuple(row for path in _cloud_catalogs() for row in _read(path))
-    return tuple(row for row in rows if cloud is None or row.cloud == cloud)
+    """Return all rows, or those of one cloud, in the order of the files."""
+    files = [Path(__file__).parent / _FILE_NAME]
+    files += [file for folder in search_path for file in sorted(folder.glob(f"*/{_FILE_NAME}"))]
+    return tuple(row for file in files for row in _read(file) if cloud is None or row.cloud == cloud)
 
 
 def instance(cloud: str, name: str) -> InstanceType:
-    """The row of one type; ValueError with the legal list when the cloud has no such type."""
-    rows = instances(cloud)
-    for row in rows:
-        if row.name == name:
-            return row
-    raise ValueError(f"no instance type {name!r} for {cloud!r}; legal: {', '.join(row.name for row in rows) or 'none'}")
-
-
-def _cloud_catalogs() -> list[Path]:
-    """Catalogs that clouds bring along, so that adding a cloud stays adding one folder."""
-    from infra import clouds
-
-    return [path for folder in clouds.folders() if (path := folder / "catalog.toml").is_file()]
+    """Return the row of one type; raise ValueError with the allowed names if the cloud has no such type."""
+    rows = {row.name: row for row in instances(cloud)}
+    if name not in rows:
+        raise ValueError(f"no such instance type of {cloud!r}: got {name!r}; allowed: {', '.join(rows) or 'none'}")
+    return rows[name]
 
 
 @cache
-def _read(path: Path) -> tuple[InstanceType, ...]:
-    table = tomllib.loads(path.read_text())
+def _read(file: Path) -> tuple[InstanceType, ...]:
+    table = tomllib.loads(file.read_text())
     return tuple(
         InstanceType(cloud=cloud, name=name, **facts) for cloud, types in table.items() for name, facts in types.items()
     )

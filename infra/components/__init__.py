@@ -1,1 +1,1 @@
-"""Pulumi components and helpers that several clouds share."""
+"""Pulumi components and helpers shared by several clouds."""

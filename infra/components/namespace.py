@@ -1,4 +1,4 @@
-"""The namespace of training jobs, made before the storage claim that lives in it."""
+"""The namespace of training jobs, created before the storage claim in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.contract import Fabric
 def training_namespace(
     name: str, namespace: str, fabric: Fabric, labels: dict[str, str], opts: pulumi.ResourceOptions
 ) -> k8s.core.v1.Namespace:
-    """A namespace that admits exactly the pods the fabric asks for, and warns about everything less than restricted."""
+    """Create a namespace whose Pod Security level admits the fabric's pods, and warns about less restricted ones."""
     level = fabric.pod_security
     security = {
         "pod-security.kubernetes.io/enforce": level,

@@ -1,33 +1,37 @@
-"""Resources that this project provides itself: their errors reach a person as one line."""
+"""Dynamic resources whose errors are shown in one line instead of a stack trace."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from typing import Any
+from types import SimpleNamespace
 
 from pulumi import dynamic
 
 
 class ServiceError(Exception):
-    """What went wrong between this project and a service, in one line for a person."""
+    """A failed request to a cloud service, described in one line."""
 
 
 class OneLineProvider(dynamic.ResourceProvider):
-    """A provider that the engine runs in a process of its own, unpickled from the stack's state.
+    """A dynamic provider, which the engine unpickles from the stack's state in a separate process.
 
-    It holds no value, so its pickle is no secret, and whatever it needs it imports where it uses it.
+    It has no attributes, so its pickle is no secret, and its methods import what they need.
     """
 
     serialize_as_secret_always = False
 
     def configure(self, _request: dynamic.ConfigureRequest) -> None:
-        """Have a ServiceError shown as its one line: Pulumi's servicer sends the text of the whole trace, and asks
-        nobody but `traceback` for it."""
-        whole = traceback.format_exc
+        """Shorten the errors of Pulumi's servicer, which reports `traceback.format_exc()` of each exception.
 
-        def shown(*arguments: Any, **options: Any) -> str:
-            error = sys.exc_info()[1]
-            return str(error) if isinstance(error, ServiceError) else whole(*arguments, **options)
+        Only the servicer's own reference to `traceback` is replaced: it is the main module of the provider's process.
+        """
+        servicer = vars(sys.modules["__main__"])
+        if "DynamicResourceProviderServicer" in servicer:
+            servicer["traceback"] = SimpleNamespace(format_exc=format_current_error)
 
-        traceback.format_exc = shown
+
+def format_current_error() -> str:
+    """Return the message of a ServiceError that is being handled, the stack trace of any other exception."""
+    error = sys.exc_info()[1]
+    return str(error) if isinstance(error, ServiceError) else traceback.format_exc()

@@ -1,4 +1,4 @@
-"""The optional packages: clients of training services, which the providers of Pulumi do not need."""
+"""Optional Python packages: the clients of training services, which Pulumi's own providers do not need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ INSTALL = "`make install-managed` installs it"
 
 
 def installed(module: str) -> bool:
-    """Whether a module is there, without importing it."""
+    """Return whether a module is installed, without importing it."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False

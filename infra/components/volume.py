@@ -1,4 +1,4 @@
-"""A volume that exists already, bound to the one claim that training pods mount."""
+"""A persistent volume over existing storage, and the claim that training pods mount."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def static_volume(
     host_path: k8s.core.v1.HostPathVolumeSourceArgs | None = None,
     mount_options: Sequence[str] = (),
 ) -> tuple[k8s.core.v1.PersistentVolume, k8s.core.v1.PersistentVolumeClaim]:
-    """A persistent volume over exactly one of the sources, and its claim `storage.claim_name`.
+    """Create a persistent volume over exactly one of the sources, and its claim `storage.claim_name`.
 
-    The volume is retained: Kubernetes must not delete data that Pulumi owns. An empty storage class keeps the claim
-    away from the cluster's default provisioner.
+    The volume is retained, because Kubernetes must not delete data that Pulumi owns. An empty storage class prevents
+    the cluster's default provisioner from handling the claim.
     """
     assert sum(source is not None for source in (csi, nfs, host_path)) == 1, "exactly one volume source"
     capacity = {"storage": f"{storage.size_gib}Gi"}
@@ -44,8 +44,8 @@ def static_volume(
         ),
         opts=opts,
     )
-    # The API server resizes claims on dynamic volumes only. This one is bound by name and shows the volume's whole size
-    # whatever it asked for, so what it asked for at first stays when the volume grows.
+    # The API server resizes claims of dynamic volumes only. This claim is bound by name and always shows the volume's
+    # whole size, so its request stays unchanged when the volume grows.
     fixed = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(ignore_changes=["spec.resources"]))
     claim = volume_claim(name, storage, namespace, labels, fixed, storage_class="", volume_name=volume.metadata.name)
     return volume, claim
@@ -61,8 +61,8 @@ def volume_claim(
     storage_class: str | None,
     volume_name: pulumi.Input[str | None] = None,
 ) -> k8s.core.v1.PersistentVolumeClaim:
-    """The claim that pods mount; `storage_class` None leaves the choice to the cluster's default."""
-    # A class that binds on first use leaves the claim pending until a pod comes: waiting for it would never end.
+    """Create the claim that pods mount; `storage_class` None selects the cluster's default class."""
+    # A class that binds on first use keeps the claim pending until a pod uses it: Pulumi would wait forever.
     metadata = k8s.meta.v1.ObjectMetaArgs(
         name=storage.claim_name,
         namespace=namespace,

@@ -12,27 +12,28 @@ from infra import catalog, cost
 from infra.config import checks
 from infra.config.problems import Problem, find_unused
 
-#: The folder of the shared storage that the trainer's user may write to, where a cloud has no reason for another.
+#: Default folder of the shared storage that the trainer's user may write to.
 WORK_FOLDER = "work"
 
 
-def _cidr(value: str) -> str:
+def _normalize_cidr(value: str) -> str:
+    """Return the range in its usual spelling; raise ValueError if it is none."""
     return str(IPv4Network(value))
 
 
-Cidr = Annotated[str, AfterValidator(_cidr), Field(examples=["10.0.0.0/16"])]
-#: Legal as a tag or label on every cloud: the strictest of them allows these characters, 63 at most.
+Cidr = Annotated[str, AfterValidator(_normalize_cidr), Field(examples=["10.0.0.0/16"])]
+#: A tag or label that every cloud accepts: the strictest one allows these characters, 63 at most.
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$", examples=["ml-platform"])]
 
 
 class Section(BaseModel):
-    """A group of keys: immutable, and a key that it does not know is refused."""
+    """A group of keys that is immutable and rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Nodes(Section):
-    """How many GPU nodes: the autoscaler's bounds and the number to start with."""
+    """The number of GPU nodes: the initial one and the limits of the autoscaler."""
 
     min: int = Field(0, ge=0, le=1000)
     desired: int = Field(2, ge=0, le=1000)
@@ -40,19 +41,19 @@ class Nodes(Section):
 
 
 class GpuSettings(Section):
-    """The GPU pool of any cluster."""
+    """The GPU pool of any cluster, also of one that exists already."""
 
     nodes: Nodes = Nodes()
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across this section's keys."""
+        """Return the mistakes across this section's keys."""
         yield from checks.node_counts(self.nodes.min, self.nodes.desired, self.nodes.max)
 
 
 class ManagedGpuSettings(GpuSettings):
     """The GPU pool of a cluster that this project creates.
 
-    A cloud narrows `capacity` with a Literal of its own and names in `reserved` those that need `reservation_id`.
+    A cloud restricts `capacity` to its own Literal; `reserved` are the capacities that require `reservation_id`.
     """
 
     reserved: ClassVar[frozenset[str]] = frozenset({"reservation"})
@@ -62,13 +63,13 @@ class ManagedGpuSettings(GpuSettings):
     reservation_id: str | None = None
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across this section's keys."""
+        """Return the mistakes across this section's keys."""
         yield from super().problems()
         yield from checks.reservation(self.capacity, self.reservation_id, self.reserved)
 
 
 class StorageSettings(Section):
-    """Shared storage for datasets, and what `pulumi destroy` does with the checkpoints."""
+    """The shared storage for datasets, and whether `pulumi destroy` keeps the checkpoints."""
 
     size_gib: int = Field(1200, gt=0)
     mount_path: str = Field("/data", pattern=r"^/[a-zA-Z0-9/_.-]+$", examples=["/data"])
@@ -76,20 +77,20 @@ class StorageSettings(Section):
 
 
 class ManagedStorageSettings(StorageSettings):
-    """Storage that this project creates, the checkpoint bucket included."""
+    """The shared storage and the checkpoint bucket that this project creates."""
 
     expire_checkpoints_after_days: int | None = Field(None, gt=0)
 
 
 class NetworkSettings(Section):
-    """The private network and who may reach the Kubernetes API; nothing is public unless ranges are given."""
+    """The private network and the ranges that may reach the Kubernetes API, none by default."""
 
     cidr: Cidr = "10.0.0.0/16"
     authorized_cidrs: tuple[Cidr, ...] = ()
 
 
 class Tags(Section):
-    """What every resource is tagged or labelled with, beside project and stack."""
+    """The tags or labels of every resource, in addition to project and stack."""
 
     owner: Label
     cost_centre: Label
@@ -97,24 +98,24 @@ class Tags(Section):
 
 
 class Budget(Section):
-    """A ceiling that stops `pulumi preview`; counted at `gpu.nodes.max`, since an autoscaler may go there."""
+    """A limit that stops `pulumi preview`, compared with the cost at `gpu.nodes.max`, which autoscaling may reach."""
 
     max_usd_per_hour: float | None = Field(None, gt=0)
 
 
 class AddonSettings(Section):
-    """Operators beyond those that the launcher and the hardware need."""
+    """Optional operators; those that the launcher and the hardware need are always installed."""
 
     monitoring: bool = True
     kueue: bool = False
 
 
 class StackSettings(Section):
-    """Everything a stack configures about its cluster; a cloud's `Settings` adds its own keys.
+    """All settings of a stack's cluster; a cloud's `Settings` adds its own keys.
 
-    `provider_keys` maps a field to the configuration key of the cloud's provider that holds it. `services` are the
-    values of `job.launcher` that name a training service of the cloud, which then takes the cluster's place: `service`
-    is the one chosen, and the keys in `of_clusters` are refused beside it. `for_services` are read beside it alone.
+    `provider_keys` maps a field to the key of the cloud's provider that configures it. `services` are the values of
+    `job.launcher` that select a training service of the cloud instead of a cluster; `service` is the selected one.
+    The keys `of_clusters` are rejected with a service, the keys `for_services` without one.
     """
 
     provider_keys: ClassVar[Mapping[str, str]] = {}
@@ -135,77 +136,82 @@ class StackSettings(Section):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Tags of every resource, in the spelling that all clouds allow."""
+        """Return the tags of every resource, in a spelling that all clouds allow."""
         common = {"project": self.project, "stack": self.stack, "managed-by": "pulumi"}
         return common | {"owner": self.tags.owner, "cost-centre": self.tags.cost_centre} | self.tags.extra
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across sections; a cloud extends it with `yield from super().problems()` first."""
+        """Return the mistakes across sections; a cloud overrides this and calls `super().problems()` first."""
         yield from self.gpu.problems()
         if self.service:
-            yield from find_unused(self, self.of_clusters, f"of a cluster, and {self.service} has none")
+            yield from find_unused(self, self.of_clusters, f"a key of clusters, and {self.service} has none")
         else:
-            yield from find_unused(self, self.for_services, f"read with job.launcher {' | '.join(self.services)} alone")
+            yield from find_unused(self, self.for_services, f"used only with job.launcher {' | '.join(self.services)}")
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
-        """What an hour costs with so many GPU nodes; a cloud adds its control plane, system nodes and storage."""
+        """Return the items of the hourly bill; a cloud adds its control plane, system nodes and storage."""
         del num_gpu_nodes
         return ()
 
     @property
     def interruptible(self) -> bool:
-        """Whether the pool's nodes may be taken away at any time, at the spot price."""
+        """Return whether the pool uses spot capacity, which the cloud may reclaim at any time."""
         return False
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that one node of the pool offers; 0 on a CPU cluster."""
+        """Return the number of GPUs per node of the pool; 0 on a CPU cluster."""
         return 0
 
     @property
     def has_registry(self) -> bool:
-        """Whether the stack has a registry to push the trainer's image to."""
+        """Return whether the stack has a registry to push the trainer's image to."""
         return False
 
     @property
     def work_folder(self) -> str:
-        """The folder of the shared storage that the trainer's user may write to."""
+        """Return the folder of the shared storage that the trainer's user may write to."""
         return WORK_FOLDER
 
     @property
+    def work_path(self) -> str:
+        """Return the path of `work_folder` in a pod."""
+        return f"{self.storage.mount_path.rstrip('/')}/{self.work_folder}"
+
+    @property
     def bucket_folder(self) -> str | None:
-        """The folder of the shared storage that shows the bucket's datasets; None where it shows none."""
+        """Return the folder of the shared storage that mirrors the bucket's datasets; None if there is none."""
         return None
 
 
 class ManagedStackSettings(StackSettings):
-    """Settings of a stack whose cluster this project creates."""
+    """The settings of a stack whose cluster this project creates."""
 
     gpu: ManagedGpuSettings
     network: NetworkSettings = NetworkSettings()
     storage: ManagedStorageSettings = ManagedStorageSettings()
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across sections."""
+        """Return the mistakes across sections."""
         yield from super().problems()
         yield from checks.instance_of_cloud(self.cloud, self.gpu.instance_type)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
-        """The GPU nodes; a cloud adds the rest."""
+        """Return the GPU nodes; a cloud adds the other items."""
         return (cost.gpu_nodes(self.cloud, self.gpu.instance_type, num_gpu_nodes),)
 
     @property
     def interruptible(self) -> bool:
-        """Whether the pool's nodes may be taken away at any time, at the spot price."""
+        """Return whether the pool uses spot capacity, which the cloud may reclaim at any time."""
         return self.gpu.capacity == "spot"
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of the instance type; 0 where the catalog does not have it, which `problems` tells."""
+        """Return the number of GPUs of the instance type; 0 if it is unknown, which `problems` reports."""
         types = {row.name: row for row in catalog.instances(self.cloud)}
         return types[self.gpu.instance_type].num_gpus if self.gpu.instance_type in types else 0
 
     @property
     def has_registry(self) -> bool:
-        """This project creates one beside the cluster."""
+        """Return True: this project creates a registry with each cluster."""
         return True

@@ -1,4 +1,4 @@
-"""Fixtures of the infra tests: no network, a kubeconfig to find, recorded stacks."""
+"""Fixtures of the infra tests: a blocked network, a kubeconfig, recorded stacks and a fourth cloud."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import pytest
 from loopback import refuse_connections
 from provider_mocks.recording import Recording, run_stack
 
-from infra import clouds
+from infra import catalog, clouds
 
-#: Folders of further clouds that the contract test covers, as `test_infra_fourth_cloud.py` uses it.
-clouds.__path__.extend(filter(None, os.environ.get("TORCHREC_CLOUD_FOLDERS", "").split(os.pathsep)))
+# `test_infra_fourth_cloud.py` runs the contract test on clouds outside this repository.
+for folder in filter(None, os.environ.get("TORCHREC_CLOUD_FOLDERS", "").split(os.pathsep)):
+    clouds.__path__.append(folder)
+    catalog.search_path.append(Path(folder))
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that reads the network fails its test."""
+    """Fail a test whose program opens a connection."""
     refuse_connections(monkeypatch, loopback=False)
 
 
 @pytest.fixture(scope="session")
 def stack(kubeconfig: Path) -> Callable[..., Recording]:
-    """Record a stack once for all tests that ask for the same overrides; an error in the program fails the test."""
+    """Record a stack once per set of overrides; an error in the program fails the test unless `fails`."""
     cache: dict[str, Recording] = {}
 
     def run(name: str, overrides: Mapping[str, object] | None = None, *, fails: bool = False) -> Recording:
@@ -43,8 +45,10 @@ def stack(kubeconfig: Path) -> Callable[..., Recording]:
 
 @pytest.fixture
 def fourth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A fourth cloud, there for one test."""
-    monkeypatch.setattr(clouds, "__path__", [*clouds.__path__, str(infra_fourth.write(tmp_path))])
+    """Add a fourth cloud for one test and return its name."""
+    folder = infra_fourth.write(tmp_path)
+    monkeypatch.setattr(clouds, "__path__", [*clouds.__path__, str(folder)])
+    monkeypatch.setattr(catalog, "search_path", [*catalog.search_path, folder])
     yield "fourth"
     for module in [name for name in sys.modules if name.startswith("infra.clouds.fourth")]:
         del sys.modules[module]

@@ -114,7 +114,7 @@ source = "made up"
 
 
 def write(root: Path, name: str = "fourth", kubeconfig: str = 'pulumi.Output.secret("{}")') -> Path:
-    """Lay the cloud's folder under `root`, which then goes onto `infra.clouds.__path__`."""
+    """Write the cloud's folder under `root`, for `infra.clouds.__path__` and `infra.catalog.search_path`."""
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text('"""A cloud that exists only in tests."""\n')

@@ -755,7 +755,7 @@ def test_all_mistakes_are_told_at_once_each_with_what_is_wrong() -> None:
         "network.authorized_cidrs[1]": "a private range, which never comes in from the internet",
         "storage.size_gib": "a size that the service refuses",
         "storage.tier": "input should be 'Standard', 'Premium' or 'Ultra'",
-        "system.instance_type": "not known here",
+        "system.instance_type": "unknown value",
         "kubernetes.kms_vault_id": "missing beside kubernetes.kms_key_id",
     }
     found = {key: problem.message for key, problem in _problems(BROKEN).items()}

@@ -688,7 +688,7 @@ def test_all_mistakes_of_a_stack_are_told_at_once() -> None:
         "network.pods_cidr": "overlaps network.cidr (10.0.0.0/16)",
         "network.services_cidr": "16 usable addresses, 512 needed for services",
         "network.control_plane_cidr": "a size that GKE refuses",
-        "system.instance_type": "not known here",
+        "system.instance_type": "unknown value",
         "storage.size_gib": "a size that the service refuses",
     }
     assert {key: problem.message for key, problem in found.items()} == expected

@@ -1,4 +1,4 @@
-"""What a person sees of the program when the engine interrupts it after a resource failed."""
+"""The Pulumi program exits silently when the engine interrupts it after a resource failed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from provider_mocks.recording import ROOT
 
 PROGRAM = """
 import signal, sys, time
-from infra.interrupted import end_without_a_trace
-end_without_a_trace()
+from infra.interrupt import exit_silently_on_interrupt
+exit_silently_on_interrupt()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -22,7 +22,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("started_by_the_engine", "code", "shown"), [(True, 32, ""), (False, -signal.SIGINT, "KeyboardInterrupt")]
 )
-def test_only_a_program_that_the_engine_started_ends_without_a_trace(
+def test_only_a_program_started_by_the_engine_exits_without_a_stack_trace(
     started_by_the_engine: bool, code: int, shown: str
 ) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PULUMI_CONFIG"}
@@ -37,4 +37,4 @@ def test_only_a_program_that_the_engine_started_ends_without_a_trace(
         _, errors = program.communicate(timeout=60)
     assert program.returncode == code
     assert shown in errors
-    assert shown or not errors, "Python's trace hides the line of the resource that failed"
+    assert shown or not errors, "a stack trace would hide the line of the failed resource"

@@ -6,8 +6,7 @@ import pulumi
 
 from infra.catalog import InstanceType
 from infra.clouds.local.cluster import ExistingCluster
-from infra.clouds.local.settings import GpuPool as GpuSettings
-from infra.clouds.local.settings import Settings
+from infra.clouds.local.settings import NodeSettings, Settings
 from infra.clouds.local.storage import LocalStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool, Identity, Registry
@@ -40,7 +39,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
     )
 
 
-def gpu_pool(gpu: GpuSettings) -> GpuPool:
+def gpu_pool(gpu: NodeSettings) -> GpuPool:
     """The pool as the contract states it; without GPUs nothing is selected, tolerated or limited."""
     facts = InstanceType(
         cloud="local",

@@ -21,7 +21,7 @@ class KubeconfigSettings(Section):
     context: str | None = None
 
 
-class GpuPool(GpuSettings):
+class NodeSettings(GpuSettings):
     """The nodes that train; without GPUs they are any nodes and the trainer runs on CPU.
 
     `chart` is what is missing to make GPUs schedulable; "present" where `kubectl describe node` shows nvidia.com/gpu.
@@ -99,7 +99,7 @@ class Settings(StackSettings):
     """All keys of a stack on an existing cluster."""
 
     kubeconfig: KubeconfigSettings = KubeconfigSettings()
-    gpu: GpuPool = GpuPool()
+    gpu: NodeSettings = NodeSettings()
     storage: Storage = Storage()
     registry: RegistrySettings = RegistrySettings()
 
