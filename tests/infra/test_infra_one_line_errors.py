@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from infra_mocks import ROOT
+from provider_mocks.recording import ROOT
 from pulumi import dynamic
 from pulumi.dynamic.dynamic import serialize_provider
 from pulumi.runtime import rpc
