@@ -1,4 +1,4 @@
-"""Logs on a disk that is full: the run goes on, it is told once, and no record is lost or torn."""
+"""Logs on a full disk: the run continues, the failure is logged once, and no record is lost or cut off."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 from small_jobs import environment, tiny_tree, trainer
 
-from trainer.metrics import append_log as appended
+from trainer.metrics import append_log
 from trainer.metrics.append_log import AppendLog
 from trainer.metrics.json_lines import JsonLines
 
-FULL = Path("/dev/full")  # the kernel's own full disk
-#: Lines beyond the size that the kernel allows at first; the limit goes in the middle of a line.
+FULL = Path("/dev/full")  # every write fails as on a full disk
+#: Writes more than a limit on the file size allows, and removes the limit in the middle.
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from trainer.metrics.report import JsonLines, TensorBoard
+from trainer.metrics.json_lines import JsonLines
+from trainer.metrics.tensorboard import TensorBoard
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
 sinks = [JsonLines(Path(sys.argv[1]) / "m.jsonl"), TensorBoard(Path(sys.argv[1]) / "board")]
@@ -36,7 +37,7 @@ for sink in sinks:
 """
 
 
-def test_what_a_full_disk_refuses_is_written_once_there_is_room(tmp_path: Path) -> None:
+def test_records_rejected_by_a_full_disk_are_written_once_there_is_space(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = subprocess.run(
@@ -47,11 +48,11 @@ def test_what_a_full_disk_refuses_is_written_once_there_is_room(tmp_path: Path) 
     assert [event["step"] for event in events] == list(range(200))
     board = EventAccumulator(str(tmp_path / "board"), size_guidance={"scalars": 0}).Reload()
     assert [(e.step, e.value) for e in board.Scalars("train/loss")] == [(step, step / 2) for step in range(200)]
-    told = done.stderr.splitlines()
-    assert len([line for line in told if "cannot be written: File too large; training goes on" in line]) == 2, told
+    lines = done.stderr.splitlines()
+    assert len([line for line in lines if "cannot be written: File too large; training continues" in line]) == 2, lines
 
 
-def test_it_is_told_once_and_what_is_lost_at_the_end_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_failure_and_the_lost_bytes_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "m.jsonl").symlink_to(FULL)
     with caplog.at_level(logging.WARNING, "trainer.metrics"):
         sink = JsonLines(tmp_path / "m.jsonl")
@@ -59,25 +60,25 @@ def test_it_is_told_once_and_what_is_lost_at_the_end_too(tmp_path: Path, caplog:
             sink.event("train", {"step": step})
         sink.close()
     first, last = [record.getMessage() for record in caplog.records]
-    assert first.endswith("No space left on device; training goes on, and the lines are kept until there is room")
+    assert first.endswith("No space left on device; training continues, and the lines are kept in memory for later")
     assert "lacks the last" in last
 
 
-def test_whole_records_are_dropped_beyond_the_memory_for_them_and_counted(
+def test_whole_records_are_dropped_and_counted_when_the_buffer_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appended, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(append_log, "_BUFFER_BYTES", 10)
     full = [True]
-    write = appended.os.write
+    write = append_log.os.write
 
-    def sometimes(descriptor: int, data: bytes) -> int:
+    def write_unless_full(descriptor: int, data: bytes) -> int:
         if full[0]:
             raise OSError(28, "No space left on device")
         return write(descriptor, data)
 
     file = AppendLog(tmp_path / "x")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "trainer.metrics"):
-        patch.setattr(appended.os, "write", sometimes)
+        patch.setattr(append_log.os, "write", write_unless_full)
         for record in (b"first\n", b"second\n", b"3\n"):
             file.write(record)
         full[0] = False
@@ -87,10 +88,10 @@ def test_whole_records_are_dropped_beyond_the_memory_for_them_and_counted(
     assert "1 records beyond 10 bytes are lost" in caplog.records[-1].getMessage()
 
 
-def test_what_was_dropped_is_told_where_there_is_never_room(
+def test_dropped_records_are_logged_when_the_disk_stays_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appended, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(append_log, "_BUFFER_BYTES", 10)
     (tmp_path / "x").symlink_to(FULL)
     file = AppendLog(tmp_path / "x")
     for record in (b"first\n", b"second\n", b"third\n"):
@@ -102,7 +103,7 @@ def test_what_was_dropped_is_told_where_there_is_never_room(
 
 
 @pytest.mark.parametrize("before", ["", '{"event": "train"}\n', '{"event": "train"}\n{"event": "tr'])
-def test_a_line_that_was_cut_off_takes_no_other_with_it(before: str, tmp_path: Path) -> None:
+def test_a_cut_off_line_does_not_spoil_the_next_one(before: str, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text(before)
     sink = JsonLines(tmp_path / "m.jsonl")
     sink.event("start", {})
@@ -112,7 +113,7 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it(before: str, tmp_path: P
     assert json.loads(last)["event"] == "start"
 
 
-def test_a_run_whose_logs_are_on_a_full_disk_ends_well(tmp_path: Path) -> None:
+def test_a_run_with_logs_on_a_full_disk_completes(tmp_path: Path) -> None:
     logs = tmp_path / "logs" / "default"
     logs.mkdir(parents=True)
     (logs / "metrics.jsonl").symlink_to(FULL)

@@ -16,7 +16,7 @@ from trainer.runtime.malloc import apply_malloc
 # New pages touched by ten buffers of 64 MiB, one after another, once the heap has grown to what they need.
 FAULTS = """
 import resource, sys, torch
-from trainer.malloc import apply_malloc
+from trainer.runtime.malloc import apply_malloc
 print(apply_malloc(sys.argv[1], torch.device("cpu")))
 def touched():
     torch.zeros(2**24)

@@ -39,7 +39,7 @@ class _Flight:
 
 
 class Saver:
-    """Collective, except for `busy` and `due`. Reports events `checkpoint` and `checkpoint_failed`."""
+    """Collective, except for `busy`. Reports events `checkpoint` and `checkpoint_failed`."""
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
@@ -47,8 +47,8 @@ class Saver:
         self._snapshot = Snapshot()
         self._flight: _Flight | None = None
         self._failures = 0
-        self._retry_at: float | None = None
-        self._last = time.monotonic()  # when the state was last known to be safe, or training began
+        self.retry_at: float | None = None  # when to retry a failed save, by time.monotonic
+        self.safe_since = time.monotonic()  # when the saved state was copied, or training began
         self._warned = False
         self.saved_step: int | None = None
         self.started_step = -1
@@ -62,18 +62,6 @@ class Saver:
     def pending(self) -> bool:
         """Whether a save was started whose outcome nobody has asked for; the same on all processes."""
         return self._flight is not None
-
-    @property
-    def age_seconds(self) -> float:
-        """How much work a kill would lose, in seconds, by this process's clock."""
-        return time.monotonic() - self._last
-
-    @property
-    def due(self) -> bool:
-        """Whether checkpoint.every_minutes or a retry is due, by this process's clock."""
-        if self._retry_at is not None:
-            return time.monotonic() >= self._retry_at
-        return bool(self._config.every_minutes) and self.age_seconds >= 60 * self._config.every_minutes
 
     def reserve(self) -> None:
         """Make the memory for copies in the background, where saves are to be expected."""
@@ -160,7 +148,7 @@ class Saver:
         flight.seconds = time.monotonic() - flight.began
 
     def _succeeded(self, flight: _Flight) -> None:
-        self._failures, self._retry_at, self._last = 0, None, flight.began
+        self._failures, self.retry_at, self.safe_since = 0, None, flight.began
         self.saved_step = flight.progress.step
         self._report(
             "checkpoint",
@@ -179,7 +167,7 @@ class Saver:
                 f"would lose its work; the same command resumes from the last complete checkpoint once that is mended"
             )
         pause = min(_FIRST_RETRY_SECONDS * 2 ** (self._failures - 1), _LONGEST_RETRY_SECONDS)
-        self._retry_at = time.monotonic() + pause
+        self.retry_at = time.monotonic() + pause
         self._report(
             "checkpoint_failed",
             step=flight.progress.step,

@@ -15,10 +15,10 @@ _NAMES = {"window_ne": "ne", "window_auc": "auc", "window_calibration": "calibra
 
 
 class Quality:
-    """Collective metrics of the last `window` samples of the whole job, fed in pieces of at most `piece` samples per
-    process.
+    """Metrics of the last `window` samples of the whole job, updated with at most `piece` samples per process at once.
 
-    NE: log loss over the entropy of the base rate (He et al. 2014). Calibration: predicted over observed positives.
+    NE is the log loss divided by the entropy of the base rate (He et al. 2014). Calibration is predicted divided by
+    observed positives.
     """
 
     def __init__(self, runtime: Runtime, window: int, piece: int) -> None:
@@ -46,7 +46,7 @@ class Quality:
         )
 
     def add(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> None:
-        """Remember a batch; cheap, without a wait for the device."""
+        """Add a batch, without waiting for the device."""
         if sum(t.numel() for t in self._logits) + logits_B.numel() > self._piece:
             self._flush()
         self._logits.append(logits_B)
@@ -54,7 +54,7 @@ class Quality:
         self._weights.append(torch.ones_like(labels_B) if weights_B is None else weights_B)
 
     def compute(self) -> dict[str, float]:
-        """Collective: `ne`, `auc`, `calibration` of the window; NaN where it holds one class only."""
+        """Return `ne`, `auc` and `calibration` of the window, NaN if it holds one class only. Collective."""
         self._flush()
         result = self._module.compute()
         values = dict(result.resolve() if hasattr(result, "resolve") else result)

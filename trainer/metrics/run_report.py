@@ -1,4 +1,4 @@
-"""The report command: a run's loss and speed over time, with what happened to it, as PNG and as one HTML file."""
+"""The report command: a run's loss, speed, saves and restarts over time, as PNG and as one HTML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What is marked: colour and line style.
+# Colour and line style of each kind of mark.
 _MARKS = {
     "killed": ("tab:red", "-"),
     "preempted": ("tab:orange", "-"),
@@ -32,7 +32,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened: `seconds` after the run's first event."""
+    """An incident of a run, `seconds` after its first event."""
 
     kind: str
     seconds: float
@@ -42,56 +42,56 @@ class Mark:
 
 @dataclass(frozen=True)
 class History:
-    """A run as its metrics.jsonl tells it; times in seconds after its first event."""
+    """The history of a run, read from its metrics.jsonl; times are in seconds after the first event."""
 
     name: str
     began: float
-    points: list[dict[str, Any]]  # seconds, step, loss, samples_per_second, start: which start of the job it is of
+    points: list[dict[str, Any]]  # seconds, step, loss, samples_per_second, start (number of the start)
     marks: list[Mark]
 
     def count(self, kind: str) -> int:
-        """How often that happened."""
+        """Return the number of marks of a kind."""
         return sum(mark.kind == kind for mark in self.marks)
 
 
 def report_main(arguments: Sequence[str]) -> int:
-    """`report RUN [--out FOLDER]`: RUN is the folder with the run's metrics.jsonl, or that file."""
+    """Run `report RUN [--out FOLDER]`; RUN is the folder with the run's metrics.jsonl, or that file."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer report", add_help=False, exit_on_error=False, allow_abbrev=False
     )
     parser.add_argument("run", nargs="?", type=Path)
     parser.add_argument("--out", type=Path)
     try:
-        found, unknown = parser.parse_known_args(list(arguments))
+        options, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise UserError(f"report: {error}") from None
     if unknown:
-        raise UserError(f"report: unknown {unknown[0]}; legal: report RUN [--out FOLDER]")
-    if found.run is None:
-        raise UserError("report: RUN is missing: the folder of a run's logs, for example runs/default")
-    file = found.run / "metrics.jsonl" if found.run.is_dir() else found.run
+        raise UserError(f"report: unknown argument: got {unknown[0]}; allowed: report RUN [--out FOLDER]")
+    if options.run is None:
+        raise UserError("report: RUN is missing. Fix: give the folder of a run's logs, for example runs/default")
+    file = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
     history = read_history(file)
-    folder: Path = found.out or file.parent
+    folder: Path = options.out or file.parent
     folder.mkdir(parents=True, exist_ok=True)
-    picture = draw(history)
-    picture.savefig(folder / "report.png", dpi=120)
-    (folder / "report.html").write_text(page(history, picture), encoding="utf-8")
+    figure = draw(history)
+    figure.savefig(folder / "report.png", dpi=120)
+    (folder / "report.html").write_text(page(history, figure), encoding="utf-8")
     sys.stdout.write(f"{summary(history)}\nwrote {folder / 'report.png'} and {folder / 'report.html'}\n")
     return EXIT_OK
 
 
 def read_history(file: Path) -> History:
-    """Raises UserError for a file that is not there or holds no training. A line that a kill cut off is left out."""
+    """Read a run's events, without a line cut off by a kill; raise UserError for a file without train events."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"report: {file} cannot be read ({error}); name a run's folder of logs, written with --metrics.jsonl true"
+            f"report: {file} cannot be read ({error}). Fix: give the folder of a run's logs, written with --metrics.jsonl true"
         ) from None
     events = [event for event in map(_event, text.splitlines()) if event is not None]
     trained = [event for event in events if event["event"] == "train"]
     if not trained:
-        raise UserError(f"report: {file} holds no train event; train for at least --metrics.log-every steps first")
+        raise UserError(f"report: {file} holds no train event. Fix: train for at least --metrics.log-every steps first")
     began = float(events[0]["time"])
     starts = 0
     points = []
@@ -113,14 +113,14 @@ def _event(line: str) -> dict[str, Any] | None:
 
 
 def _marks(events: Sequence[Mapping[str, Any]], began: float) -> list[Mark]:
-    """A start that follows neither an end nor a preemption means that the start before it was killed."""
+    """Return the marks; a start after neither a result nor a preemption means that the start before it was killed."""
     marks: list[Mark] = []
-    alive: Mapping[str, Any] | None = None  # the last event of a start that has not ended
+    alive: Mapping[str, Any] | None = None  # the newest event of a start that has not ended
     step = 0
     for event in events:
         kind, seconds = event["event"], float(event["time"]) - began
         if kind == "start" and alive is not None:
-            marks.append(Mark("killed", float(alive["time"]) - began, step, f"last heard of after step {step}"))
+            marks.append(Mark("killed", float(alive["time"]) - began, step, f"last event after step {step}"))
         step = int(event.get("step", step))
         if kind == "checkpoint":
             marks.append(Mark("saved", seconds, step, str(event["path"])))
@@ -135,14 +135,14 @@ def _marks(events: Sequence[Mapping[str, Any]], began: float) -> list[Mark]:
 
 
 def summary(history: History) -> str:
-    """One line for people."""
+    """Return the run and the number of its marks in one line."""
     last = history.points[-1]
     happened = ", ".join(f"{history.count(kind)} {kind}" for kind in _MARKS)
     return f"run {history.name}: step {last['step']:,} after {last['seconds']:,.0f} s; {happened}"
 
 
 def draw(history: History) -> Figure:
-    """Loss above, samples per second below, over seconds, with a line for each mark."""
+    """Draw loss above and samples per second below, over seconds, with a line for each mark."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), layout="constrained")
@@ -165,7 +165,7 @@ def draw(history: History) -> Figure:
 
 
 def _plot(axes: Axes, history: History, key: str, label: str) -> None:
-    """One line per start of the job: what lies between two starts is no training."""
+    """Plot one line per start of the job, because there is no training between two starts."""
     for start in sorted({point["start"] for point in history.points}):
         mine = [p for p in history.points if p["start"] == start and p[key] is not None]
         axes.plot([p["seconds"] for p in mine], [p[key] for p in mine], color="black", linewidth=1.2)
@@ -173,14 +173,14 @@ def _plot(axes: Axes, history: History, key: str, label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def page(history: History, picture: Figure) -> str:
-    """One HTML file with the picture and a table of what happened; it refers to nothing outside."""
+def page(history: History, figure: Figure) -> str:
+    """Return one self-contained HTML page with the picture and a table of the marks."""
     drawn = io.StringIO()
-    picture.savefig(drawn, format="svg")
+    figure.savefig(drawn, format="svg")
     svg = drawn.getvalue()
     svg = svg[svg.index("<svg") :]
     rows = "\n".join(
-        f"<tr><td>{_clock(history.began + m.seconds)}</td><td>{m.seconds:,.1f}</td><td>{m.kind}</td><td>{m.step:,}</td>"
+        f"<tr><td>{_format_time(history.began + m.seconds)}</td><td>{m.seconds:,.1f}</td><td>{m.kind}</td><td>{m.step:,}</td>"
         f"<td>{html.escape(m.text)}</td></tr>"
         for m in history.marks
     )
@@ -191,11 +191,11 @@ def page(history: History, picture: Figure) -> str:
 td, th {{ padding: 0.2em 0.8em; text-align: left; border-bottom: 1px solid #ddd }}</style></head>
 <body><h1>{title}</h1>
 {svg}
-<table><tr><th>time (UTC)</th><th>seconds</th><th>what</th><th>step</th><th>more</th></tr>
+<table><tr><th>time (UTC)</th><th>seconds</th><th>event</th><th>step</th><th>details</th></tr>
 {rows}
 </table></body></html>
 """
 
 
-def _clock(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")

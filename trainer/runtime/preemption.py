@@ -1,8 +1,7 @@
-"""A process that must go: SIGTERM or a cloud's notice, the time that is left, and the exit code that asks for a
-restart.
+"""Preemption of a process: SIGTERM or a spot notice, the grace period, and the exit code that requests a restart.
 
-Signals are read by a thread from a pipe that the C handler fills: the main thread may sit in a collective that never
-ends, and would never run a handler of its own.
+A thread reads signals from a pipe that the C handler fills. The main thread may be in a collective that never ends, and
+then never runs a Python handler.
 """
 
 from __future__ import annotations
@@ -18,52 +17,52 @@ from types import TracebackType
 from trainer.config import FaultConfig
 from trainer.exit_codes import EXIT_RESTART, EXIT_TERMINATED
 
-_SAME_SIGNAL_SECONDS = 1.0  # a launcher in the same process group passes on what the kernel has delivered already
-_LOOK_SECONDS = 0.2
-_LAUNCHER_LOOK_SECONDS = 1.0
+_SAME_SIGNAL_SECONDS = 1.0  # a launcher in the same process group forwards a signal that the kernel already delivered
+_POLL_SECONDS = 0.2
+_LAUNCHER_POLL_SECONDS = 1.0
 
 
 class Preemption:
-    """Whether this process must go. As a context manager it owns SIGTERM; only the main thread may enter it."""
+    """Requests to stop this process. As a context manager it handles SIGTERM; only the main thread may enter it."""
 
     def __init__(self, config: FaultConfig, rank: int, siblings: Sequence[int]) -> None:
         self._config, self._rank, self._siblings = config, rank, siblings
         self._lock = threading.Lock()
         self._closed, self._stopping = threading.Event(), threading.Event()
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self.reason: str | None = None
-        self.machine_goes = False
+        self.machine_ends = False
 
     @property
     def requested(self) -> bool:
-        """Whether this process was told to go."""
-        return self._asked_at is not None
+        """Whether this process was requested to stop."""
+        return self._requested_at is not None
 
     @property
     def seconds_left(self) -> float:
-        """Of the grace period."""
-        if self._asked_at is None:
+        """What is left of the grace period."""
+        if self._requested_at is None:
             return float(self._config.grace_seconds)
-        return self._config.grace_seconds - (time.monotonic() - self._asked_at)
+        return self._config.grace_seconds - (time.monotonic() - self._requested_at)
 
-    def request(self, reason: str, machine_goes: bool = False) -> None:
-        """From any thread: this process must go. `machine_goes`: no process may start here again."""
+    def request(self, reason: str, machine_ends: bool = False) -> None:
+        """Request a stop, from any thread; with `machine_ends` no process may start on this machine again."""
         with self._lock:
-            if self._asked_at is not None:
+            if self._requested_at is not None:
                 return
-            self._asked_at, self.reason, self.machine_goes = time.monotonic(), reason, machine_goes
-        threading.Thread(target=self._enforce, name="grace-period", daemon=True).start()
+            self._requested_at, self.reason, self.machine_ends = time.monotonic(), reason, machine_ends
+        threading.Thread(target=self._enforce_deadline, name="grace-period", daemon=True).start()
 
-    def stopping(self) -> None:
-        """All processes have agreed to stop: from now on one that ends is no reason to hurry."""
+    def mark_stopping(self) -> None:
+        """Record that all processes have agreed to stop: from now on, one that exits is expected."""
         self._stopping.set()
 
-    def tell_launcher(self) -> None:
-        """Where the machine goes away, end torchrun's agent here as well: it would start the processes once more.
+    def stop_launcher(self) -> None:
+        """Stop this machine's torchrun agent if the machine ends, or it would restart the processes.
 
-        An agent that gets SIGTERM leaves without closing the rendezvous, so other machines go on.
+        An agent that gets SIGTERM exits without closing the rendezvous, so other machines continue.
         """
-        if self.machine_goes and _under_torchrun():
+        if self.machine_ends and _under_torchrun():
             os.kill(os.getppid(), signal.SIGTERM)
 
     def __enter__(self) -> Preemption:
@@ -82,8 +81,8 @@ class Preemption:
         self._closed.set()
         if error is None:
             signal.signal(signal.SIGTERM, self._old_handler)
-        # Otherwise the process is ending already, and its own exit code says more than that of a signal: the launcher
-        # sends one to all processes once it has seen that one of them is dead.
+        # After an error the process is ending, and its own exit code is more informative than that of a signal, which
+        # the launcher sends to all processes as soon as one of them is dead.
         signal.set_wakeup_fd(self._old_fd)
         os.close(self._write_end)
 
@@ -93,32 +92,34 @@ class Preemption:
             if signal.SIGTERM not in data:
                 continue
             if first is not None and time.monotonic() - first > _SAME_SIGNAL_SECONDS:
-                self._end(EXIT_TERMINATED, "a second SIGTERM: stopping at once")
+                self._exit(EXIT_TERMINATED, "a second SIGTERM: stopping at once")
             first = first or time.monotonic()
             self.request("SIGTERM")
         os.close(self._read_end)
 
     def _watch_launcher(self, launcher: int) -> None:
-        """A process whose launcher was killed would train on, unseen, beside those of the next start."""
-        while not self._closed.wait(_LAUNCHER_LOOK_SECONDS):
+        """Request a stop if the launcher dies, or this process would train on next to those of the next start."""
+        while not self._closed.wait(_LAUNCHER_POLL_SECONDS):
             if os.getppid() != launcher:
                 self.request(f"the launcher (process {launcher}) has died")
                 return
 
-    def _enforce(self) -> None:
-        """End the process when its time is up, or when a process beside it has died: then the launcher is restarting
-        all of them, and the step that would agree on a stop never comes."""
-        while not self._closed.wait(_LOOK_SECONDS):
+    def _enforce_deadline(self) -> None:
+        """End the process after its grace period, or when a sibling has died.
+
+        In the second case the launcher is restarting all processes, and the step that would vote to stop never comes.
+        """
+        while not self._closed.wait(_POLL_SECONDS):
             if self.seconds_left <= 0:
-                self._end(
+                self._exit(
                     EXIT_RESTART,
                     f"rank {self._rank} was not done {self._config.grace_seconds} s after {self.reason} "
-                    f"(fault.grace_seconds): stopping; a save that is not complete does not count",
+                    f"(fault.grace_seconds): stopping; an incomplete save will be ignored",
                 )
             if not self._stopping.is_set() and not all(map(_is_alive, self._siblings)):
-                self._end(EXIT_RESTART, None)
+                self._exit(EXIT_RESTART, None)
 
-    def _end(self, code: int, message: str | None) -> None:
+    def _exit(self, code: int, message: str | None) -> None:
         if message is not None:
             sys.stderr.write(message + "\n")
             sys.stderr.flush()
@@ -134,6 +135,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's process has taken the number
+    except PermissionError:  # the process id now belongs to another user's process
         return False
     return True

@@ -1,4 +1,4 @@
-"""The clouds' notices that a machine is about to go, read from its metadata server by one thread per machine.
+"""Spot interruption notices of the clouds, read from the metadata server by one thread per machine.
 
 Sources: AWS "Spot Instance interruption notices" and "rebalance recommendations" (IMDSv2), Azure "Scheduled Events for
 Linux VMs", Google Cloud "Compute Engine metadata: preempted, maintenance-event".
@@ -13,31 +13,32 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from trainer.config import FaultConfig
 
 _LINK_LOCAL = "http://169.254.169.254"  # the same address on all three clouds
-_ANSWER_SECONDS = 2.0  # a metadata server is on the host: one that needs longer is not there
+_TIMEOUT_SECONDS = 2.0  # a metadata server runs on the host, so a slower answer means that there is none
 _log = logging.getLogger("trainer.runtime.spot_notices")
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What a cloud says about this machine: that it goes, or only that a save would be wise."""
+    """A notice about this machine: the cloud terminates it, or only recommends a save."""
 
     text: str
-    goes: bool
+    terminates: bool
 
 
 class Cloud(Protocol):
-    """How to ask one cloud. Raises OSError (urllib's errors among them) or ValueError where it gets no sense."""
+    """The notices of one cloud. The methods raise OSError (like urllib) or ValueError for an unusable answer."""
 
-    def present(self) -> bool:
-        """Whether this machine is one of that cloud's."""
+    def is_present(self) -> bool:
+        """Return whether this machine belongs to the cloud."""
 
-    def look(self) -> Notice | None:
-        """The notice that stands, if any."""
+    def read(self) -> Notice | None:
+        """Return the current notice, if any."""
 
 
 class Metadata:
@@ -47,57 +48,59 @@ class Metadata:
         self.endpoint = endpoint.rstrip("/")
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def ask(self, path: str, headers: dict[str, str], method: str = "GET") -> str | None:
-        """The answer's text; None for 404, which is how they say "nothing"."""
-        request = urllib.request.Request(self.endpoint + path, headers=headers, method=method)  # noqa: S310  # http only
+    def request(self, path: str, headers: dict[str, str], method: str = "GET") -> str | None:
+        """Return the text of the answer, None for status 404, which means that there is no notice."""
+        message = urllib.request.Request(self.endpoint + path, headers=headers, method=method)  # noqa: S310  # http only
         try:
-            with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+            with self._opener.open(message, timeout=_TIMEOUT_SECONDS) as answer:
                 text: str = answer.read().decode()
                 return text
         except urllib.error.HTTPError as error:
-            if error.code == 404:
+            if error.code == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
 
 class Aws:
-    """EC2, by IMDSv2 alone: version 1 is refused on hardened instances."""
+    """Amazon EC2, by IMDSv2 only, because hardened instances refuse version 1."""
 
     def __init__(self, server: Metadata) -> None:
         self._server = server
         self._token: str | None = None
 
-    def present(self) -> bool:
-        """See Cloud."""
-        return self._fresh_token() is not None
+    def is_present(self) -> bool:
+        """Return whether the metadata server is this cloud's."""
+        return self._renew_token() is not None
 
-    def look(self) -> Notice | None:
-        """See Cloud."""
+    def read(self) -> Notice | None:
+        """Return the current notice, if any."""
         action = self._get("/latest/meta-data/spot/instance-action")
         if action is not None:
-            said = json.loads(action)
-            return Notice(f"AWS will {said['action']} this instance at {said['time']}", goes=True)
+            notice = json.loads(action)
+            return Notice(f"AWS will {notice['action']} this instance at {notice['time']}", terminates=True)
         if self._get("/latest/meta-data/events/recommendations/rebalance") is not None:
-            return Notice("AWS recommends to leave this instance (rebalance)", goes=False)
+            return Notice("AWS recommends leaving this instance (rebalance)", terminates=False)
         return None
 
     def _get(self, path: str) -> str | None:
-        token = self._token or self._fresh_token()
         try:
-            return self._server.ask(path, {"X-aws-ec2-metadata-token": token or ""})
+            return self._get_with_token(path, self._token or self._renew_token())
         except urllib.error.HTTPError as error:
-            if error.code != 401:
+            if error.code != HTTPStatus.UNAUTHORIZED:
                 raise
-            return self._server.ask(path, {"X-aws-ec2-metadata-token": self._fresh_token() or ""})  # it had expired
+            return self._get_with_token(path, self._renew_token())  # the token had expired
 
-    def _fresh_token(self) -> str | None:
+    def _get_with_token(self, path: str, token: str | None) -> str | None:
+        return self._server.request(path, {"X-aws-ec2-metadata-token": token or ""})
+
+    def _renew_token(self) -> str | None:
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-        self._token = self._server.ask("/latest/api/token", lifetime, "PUT")
+        self._token = self._server.request("/latest/api/token", lifetime, "PUT")
         return self._token
 
 
 class Azure:
-    """Virtual machines and scale sets, whose events name all machines that they concern."""
+    """Azure virtual machines and scale sets, whose events name every machine concerned."""
 
     _HEADERS = {"Metadata": "true"}  # noqa: RUF012  # read only
 
@@ -105,47 +108,48 @@ class Azure:
         self._server = server
         self._name: str | None = None
 
-    def present(self) -> bool:
-        """See Cloud."""
-        return self._own_name() is not None
+    def is_present(self) -> bool:
+        """Return whether the metadata server is this cloud's."""
+        return self._read_name() is not None
 
-    def look(self) -> Notice | None:
-        """See Cloud."""
-        name = self._name or self._own_name()
-        answer = self._server.ask("/metadata/scheduledevents?api-version=2020-07-01", self._HEADERS)
+    def read(self) -> Notice | None:
+        """Return the current notice, if any."""
+        name = self._name or self._read_name()
+        answer = self._server.request("/metadata/scheduledevents?api-version=2020-07-01", self._HEADERS)
         events: list[dict[str, Any]] = json.loads(answer or "{}").get("Events", [])
         mine = [e for e in events if name in e.get("Resources", []) and e.get("EventType") != "Freeze"]
         if not mine:
             return None
-        return Notice(f"Azure announces {mine[0]['EventType']} of {name} for {mine[0].get('NotBefore') or 'now'}", True)
+        kind, when = mine[0]["EventType"], mine[0].get("NotBefore") or "now"
+        return Notice(f"Azure announces {kind} of {name} for {when}", terminates=True)
 
-    def _own_name(self) -> str | None:
-        answer = self._server.ask("/metadata/instance/compute?api-version=2021-02-01", self._HEADERS)
+    def _read_name(self) -> str | None:
+        answer = self._server.request("/metadata/instance/compute?api-version=2021-02-01", self._HEADERS)
         self._name = json.loads(answer)["name"] if answer else None
         return self._name
 
 
 class Gcp:
-    """Compute Engine. A maintenance is announced up to an hour ahead, so it is a reason to save and not to go."""
+    """Compute Engine. It announces maintenance up to an hour ahead, which is a reason to save but not to stop."""
 
     _HEADERS = {"Metadata-Flavor": "Google"}  # noqa: RUF012  # read only
 
     def __init__(self, server: Metadata) -> None:
         self._server = server
 
-    def present(self) -> bool:
-        """See Cloud."""
+    def is_present(self) -> bool:
+        """Return whether the metadata server is this cloud's."""
         return self._get("preempted") is not None
 
-    def look(self) -> Notice | None:
-        """See Cloud."""
+    def read(self) -> Notice | None:
+        """Return the current notice, if any."""
         if self._get("preempted") == "TRUE":
-            return Notice("Google Cloud preempts this instance", goes=True)
+            return Notice("Google Cloud preempts this instance", terminates=True)
         event = self._get("maintenance-event")
-        return Notice(f"Google Cloud announces {event}", goes=False) if event not in (None, "NONE") else None
+        return Notice(f"Google Cloud announces {event}", terminates=False) if event not in (None, "NONE") else None
 
     def _get(self, name: str) -> str | None:
-        answer = self._server.ask(f"/computeMetadata/v1/instance/{name}", self._HEADERS)
+        answer = self._server.request(f"/computeMetadata/v1/instance/{name}", self._HEADERS)
         return answer.strip() if answer is not None else None
 
 
@@ -153,58 +157,60 @@ _CLOUDS: dict[str, Callable[[Metadata], Cloud]] = {"aws": Aws, "azure": Azure, "
 
 
 def find_cloud(config: FaultConfig) -> Cloud | None:
-    """The cloud that fault.notices names, or for auto the one whose metadata server answers."""
+    """Return the cloud that fault.notices names; for auto, detect it by its metadata server, None if none answers."""
     server = Metadata(config.notices_endpoint or _LINK_LOCAL)
     if config.notices != "auto":
         return _CLOUDS[config.notices](server)
-    for name, make in _CLOUDS.items():
-        cloud = make(server)
+    for name, create in _CLOUDS.items():
+        cloud = create(server)
         try:
-            if cloud.present():
-                _log.info("fault.notices auto: this is a machine of %s", name)
+            if cloud.is_present():
+                _log.info("fault.notices auto: this machine is on %s", name)
                 return cloud
-        except (OSError, ValueError, KeyError):  # this address answers in another cloud's way, or not at all
+        except (OSError, ValueError, KeyError):  # another cloud answers at this address, or nothing does
             continue
-    _log.warning("fault.notices auto: no metadata server answers at %s, so no notice will be seen", server.endpoint)
+    _log.warning(
+        "fault.notices auto: no metadata server answers at %s, so spot notices are not watched", server.endpoint
+    )
     return None
 
 
 class NoticeWatcher:
-    """Calls `heard` once for each notice that is new, from a thread, until closed."""
+    """Calls `handle` once for each new notice, from a thread, until closed."""
 
-    def __init__(self, config: FaultConfig, heard: Callable[[Notice], None]) -> None:
-        self._config, self._heard = config, heard
+    def __init__(self, config: FaultConfig, handle: Callable[[Notice], None]) -> None:
+        self._config, self._handle = config, handle
         self._closed = threading.Event()
-        self._complained = False
+        self._failure_logged = False
 
     def start(self) -> None:
-        """Begin, unless fault.notices is off."""
+        """Start the thread, unless fault.notices is off."""
         if self._config.notices != "off":
             threading.Thread(target=self._watch, name="notices", daemon=True).start()
 
     def close(self) -> None:
-        """No more looking."""
+        """Stop the thread."""
         self._closed.set()
 
     def _watch(self) -> None:
         cloud = find_cloud(self._config)
-        known: Notice | None = None
+        handled: Notice | None = None
         while cloud is not None:
-            notice = self._look(cloud)
-            if notice is not None and notice != known:
-                known = notice
-                self._heard(notice)
+            notice = self._read(cloud)
+            if notice is not None and notice != handled:
+                handled = notice
+                self._handle(notice)
             if self._closed.wait(self._config.notices_poll_seconds):
                 return
 
-    def _look(self, cloud: Cloud) -> Notice | None:
-        """One look. Trouble is told once until it is over: the next look may go well, and SIGTERM comes in any case."""
+    def _read(self, cloud: Cloud) -> Notice | None:
+        """Read the notice; log only the first of several failures, because SIGTERM comes in any case."""
         try:
-            notice = cloud.look()
+            notice = cloud.read()
         except (OSError, ValueError, KeyError) as error:
-            if not self._complained:
-                _log.warning("fault.notices: the metadata server gives no answer (%s); it is asked on", error)
-            self._complained = True
+            if not self._failure_logged:
+                _log.warning("fault.notices: the metadata server gives no answer (%s); polling continues", error)
+            self._failure_logged = True
             return None
-        self._complained = False
+        self._failure_logged = False
         return notice

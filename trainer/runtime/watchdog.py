@@ -1,4 +1,4 @@
-"""Ends a job in which a step hangs, with the stack of the process that holds up the others."""
+"""A watchdog that ends a job when a step hangs, and prints the stack of the process that blocks the others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import torch.distributed as dist
 from trainer.exit_codes import EXIT_RESTART
 
 _FIRST_STEP_FACTOR = 5  # it also compiles kernels and fills the pipeline
-_LOOKS_PER_LIMIT, _LONGEST_LOOK_SECONDS = 10, 5.0
-_LOCKED_SECONDS = 10.0  # beyond the limit: then this module's own thread is stuck too
-_HEARD_SECONDS = 6.0  # longer than a look: others may find out a look later
-_INNERMOST = 5
+_POLLS_PER_LIMIT, _LONGEST_POLL_SECONDS = 10, 5.0
+_LOCKED_SECONDS = 10.0  # beyond the limit, when this module's thread is blocked too
+_BUSY_REPORT_SECONDS = 6.0  # longer than a poll, because other processes may notice one poll later
+_INNERMOST_FRAMES = 5
 _COLLECTIVES = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}torchrec{os.sep}distributed{os.sep}")
-_TELLING_THREADS = ("MainThread", "trainer-data", "checkpoint")
+_REPORTED_THREADS = ("MainThread", "trainer-data", "checkpoint")
 
 
 class Watchdog:
-    """Watches the time between two calls of `step`. Every process has one; as a context manager it runs.
+    """Limits the time between two calls of `start_step`. Every process has one; it runs as a context manager.
 
-    When time is up, a process that is not waiting for others says so with its stack through `store`, the others give it
-    6 s to do that, and all end with exit code 75. Should a thread hold Python's lock for ever, faulthandler's C
-    thread, which needs none, writes the stack and ends the process.
+    After the limit, a process that is not waiting for others prints its stack and reports so through `store`. The
+    others wait up to 6 s for that report, and all exit with code 75. If a thread holds the GIL forever, faulthandler's
+    C thread, which does not need it, prints the stack and ends the process.
     """
 
     def __init__(self, limit_seconds: float, rank: int, store: dist.Store | None) -> None:
@@ -39,15 +39,15 @@ class Watchdog:
         self._began = 0.0
         self._first = True
 
-    def step(self, number: int) -> None:
-        """A step begins; the one before it is over."""
+    def start_step(self, number: int) -> None:
+        """Start the limit of step `number`."""
         self._began = time.monotonic()
         factor = _FIRST_STEP_FACTOR if self._first else 1
         self._first = False
         self._watched = (number, self._began + self._limit * factor)
 
-    def rest(self) -> None:
-        """What follows is no step: a save, an evaluation, the end."""
+    def pause(self) -> None:
+        """Suspend the limit until the next step, for a save or the end of the run."""
         self._watched = None
 
     def __enter__(self) -> Watchdog:
@@ -64,44 +64,47 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        pause = min(self._limit / _LOOKS_PER_LIMIT, _LONGEST_LOOK_SECONDS)
+        pause = min(self._limit / _POLLS_PER_LIMIT, _LONGEST_POLL_SECONDS)
         while not self._closed.wait(pause):
             watched = self._watched
             left = watched[1] - time.monotonic() if watched else self._limit * _FIRST_STEP_FACTOR
             faulthandler.dump_traceback_later(max(left, 0) + _LOCKED_SECONDS, exit=True)
             if watched is not None and time.monotonic() > watched[1]:
-                self._end(watched[0])
+                self._end_process(watched[0])
 
-    def _end(self, step: int) -> None:
+    def _end_process(self, step: int) -> None:
         stacks = self._stacks()
         seconds = time.monotonic() - self._began
         if self._is_waiting():
-            told = self._another_is_busy()
-            head = f"rank {self._rank} waits in step {step} for another process since {seconds:.0f} s"
-            text = f"{head}, which has said where it is" if told else f"{head}, and none says where it is:\n{stacks}"
+            head = f"rank {self._rank} waits in step {step} for another process, for {seconds:.0f} s"
+            if self._is_another_busy():
+                text = f"{head}, which has printed its stack"
+            else:
+                text = f"{head}, and no process has reported where it is:\n{stacks}"
         else:
             text = (
                 f"rank {self._rank} has been in step {step} for {seconds:.0f} s (fault.step_timeout_seconds "
                 f"{self._limit:g}):\n{stacks}"
             )
-        sys.stderr.write(f"{text}\nrank {self._rank} ends with exit code {EXIT_RESTART}, for a restart\n")
+        sys.stderr.write(f"{text}\nrank {self._rank} exits with code {EXIT_RESTART} for a restart\n")
         sys.stderr.flush()
-        self._say_busy()
+        self._report_busy()
         os._exit(EXIT_RESTART)
 
-    def _say_busy(self) -> None:
+    def _report_busy(self) -> None:
+        """Tell the other processes that this one is not waiting for them."""
         if self._store is not None and not self._is_waiting():
             try:
                 self._store.set("busy", str(self._rank))
-            except dist.DistError:  # its host has ended already
+            except dist.DistError:  # the host of the store has already exited
                 return
-            time.sleep(_HEARD_SECONDS)  # the store may live in this process, and the others are about to ask it
+            time.sleep(_BUSY_REPORT_SECONDS)  # the store may be in this process, and the others are about to read it
 
-    def _another_is_busy(self) -> bool:
+    def _is_another_busy(self) -> bool:
         if self._store is None:
             return False
         try:
-            self._store.wait(["busy"], timedelta(seconds=_HEARD_SECONDS))
+            self._store.wait(["busy"], timedelta(seconds=_BUSY_REPORT_SECONDS))
         except dist.DistError:
             return False
         return True
@@ -111,17 +114,17 @@ class Watchdog:
         return sys._current_frames().get(self._main)
 
     def _is_waiting(self) -> bool:
-        """Whether the main thread sits in a collective, by the files of its innermost frames."""
-        frames = traceback.extract_stack(self._main_frame())[-_INNERMOST:]
+        """Return whether the main thread is in a collective, by the files of its innermost frames."""
+        frames = traceback.extract_stack(self._main_frame())[-_INNERMOST_FRAMES:]
         return any(part in frame.filename for frame in frames for part in _COLLECTIVES)
 
     def _stacks(self) -> str:
         frames = sys._current_frames()
-        told = [t for t in threading.enumerate() if t.name in _TELLING_THREADS and t.ident in frames]
+        threads = [t for t in threading.enumerate() if t.name in _REPORTED_THREADS and t.ident in frames]
         texts = [
             f"thread {t.name} of rank {self._rank} (innermost call last):\n"
             + "".join(traceback.format_stack(frames[t.ident])).rstrip()
-            for t in told
+            for t in threads
             if t.ident is not None
         ]
         return "\n".join(texts)

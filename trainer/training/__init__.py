@@ -1,1 +1,1 @@
-"""The training loop, evaluation and the metrics of a reporting interval."""
+"""The training loop: its steps, evaluation, metrics of a reporting interval, the save schedule and the outcome."""

@@ -1,4 +1,4 @@
-"""Held-out quality of a job's model: every sample of the evaluation split once, over all processes."""
+"""Held-out quality of a sharded model: each sample of the evaluation split once, over all processes."""
 
 from __future__ import annotations
 
@@ -19,37 +19,35 @@ from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.pipeline import Pipeline
 
 
-def evaluate(job: ShardedModel, source: Source, look: Callable[[], None] | None = None) -> dict[str, float]:
-    """Collective: `loss`, `ne`, `auc`, `calibration` and, where the source knows it, `best_auc`; and `samples`.
+def evaluate(model: ShardedModel, source: Source, after_batch: Callable[[], None] | None = None) -> dict[str, float]:
+    """Return `loss`, `ne`, `auc`, `calibration`, `samples`, and `best_auc` if the source knows it. Collective.
 
-    `look` is called after every batch and may raise to end the evaluation, if it does so on all processes alike.
-
-    The model is in evaluation mode meanwhile, in a pipeline of its own, so that no batch of it meets the training
-    stream.
+    `after_batch` is called after every batch. It may raise to end the evaluation, on all processes after the same
+    batch. The model is in evaluation mode, and in a separate pipeline so that training batches read ahead are kept.
     """
-    config, runtime = job.config, job.runtime
+    config, runtime = model.config, model.runtime
     count = eval_size(source, config)
     share = config.eval_batch_size // runtime.world_size
     quality = Quality(runtime, window=count + config.eval_batch_size, piece=max(share, 65_536))
     totals = torch.zeros(2, dtype=torch.float64, device=runtime.device)  # sum of weighted losses, sum of weights
-    was_training = job.dmp.training
-    job.dmp.eval()
-    pipeline = Pipeline(job)
+    was_training = model.dmp.training
+    model.dmp.eval()
+    pipeline = Pipeline(model)
     try:
         with torch.no_grad():
             batches: Iterator[Batch] = eval_batches(
                 source, config, count, runtime.rank, runtime.world_size, runtime.device
             )
             for _, logits, labels, weights in pipeline.run(batches):
-                assert weights is not None, "eval_batches weighs every sample"
+                assert weights is not None, "eval_batches gives every sample a weight"
                 losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
                 totals += torch.stack([(losses * weights).sum(dtype=torch.float64), weights.sum(dtype=torch.float64)])
                 quality.add(logits, labels, weights)
-                if look is not None:
-                    look()
+                if after_batch is not None:
+                    after_batch()
     finally:
         pipeline.detach()
-        job.dmp.train(was_training)
+        model.dmp.train(was_training)
     dist.all_reduce(totals)
     result = {"loss": float(totals[0] / totals[1])} | quality.compute() | {"samples": count}
     if isinstance(source, KnowsBestAuc):
@@ -58,28 +56,28 @@ def evaluate(job: ShardedModel, source: Source, look: Callable[[], None] | None 
 
 
 def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
-    """Collective: held-out quality of the newest checkpoint of a run, as its result event."""
+    """Evaluate the newest checkpoint of a run and return the fields of its result event. Collective."""
     source = open_source(SourceContext(config, "eval", runtime.device))
-    job = build_sharded_model(config, runtime)
-    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
-    passed_over: list[str] = []
-    progress = checkpointer.resume(passed_over.append)
+    model = build_sharded_model(config, runtime)
+    checkpointer = Checkpointer(model, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
+    warnings: list[str] = []
+    progress = checkpointer.resume(warnings.append)
     if progress is None:
         raise UserError(
-            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
-            f"another --train.run"
+            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}. "
+            f"Fix: train it first, or name another --train.run"
         )
     result = {
         "run": config.train.run,
         "state": "evaluated",
-        **evaluate(job, source),
+        **evaluate(model, source),
         "step": progress.step,
         "position": progress.position,
         "world_size": runtime.world_size,
         "checkpoint": checkpointer.location(progress.step),
     }
     with Reporter.open(config, runtime.is_main, progress.step) as reporter:
-        for line in passed_over:
-            reporter.event("warning", text=line)
+        for text in warnings:
+            reporter.event("warning", text=text)
         reporter.event("result", **result)
     return result

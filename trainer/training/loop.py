@@ -1,16 +1,12 @@
-"""The training run: resume, step, report, evaluate, save, until the end."""
+"""The training loop: step, vote, save, evaluate and report until a run ends or is preempted."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
-
-import torch
 
 from trainer.checkpoint import Checkpointer, Progress, Saver, open_store
 from trainer.config import TrainConfig
@@ -26,306 +22,229 @@ from trainer.runtime.spot_notices import Notice, NoticeWatcher
 from trainer.runtime.vote import AsyncVote, Ballot
 from trainer.runtime.watchdog import Watchdog
 from trainer.sharding.optimizers import schedule_factor
-from trainer.sharding.planner import describe_plan
 from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 from trainer.training.evaluation import evaluate
-from trainer.training.interval_metrics import Clock, memory_gib
+from trainer.training.interval_metrics import IntervalMetrics, peak_memory_gib
+from trainer.training.outcome import Outcome
 from trainer.training.pipeline import Pipeline
+from trainer.training.save_schedule import SaveSchedule
+from trainer.training.start import count_steps, report_start, resume
 
-_LINGER_SECONDS = 10.0
+_SAVE_AFTER_ERROR_SECONDS = 10.0
 
 
 def train(config: TrainConfig, runtime: Runtime) -> int:
-    """Collective: train from where the run is to its end; returns the exit code, 75 where it must go on elsewhere."""
+    """Train a run from its newest checkpoint to its end and return the exit code, 75 if preempted. Collective."""
     sources = {split: open_source(SourceContext(config, split, runtime.device)) for split in ("train", "eval")}
-    job = build_sharded_model(config, runtime)
-    checkpointer = Checkpointer(job, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
-    passed_over: list[str] = []
-    began = time.monotonic()
-    start = _resume(config, checkpointer, passed_over.append)
-    loaded_seconds = round(time.monotonic() - began, 3)
-    total_steps = _total_steps(config, sources["train"], start)
+    model = build_sharded_model(config, runtime)
+    checkpointer = Checkpointer(model, open_store(config.checkpoint.uri, config.train.run, config.checkpoint))
+    start = resume(config, checkpointer)
+    total_steps = count_steps(config, sources["train"], start.progress)
     with Reporter.open(config, runtime.is_main, total_steps) as reporter:
-        _announce(job, start, total_steps, reporter, passed_over, loaded_seconds)
-        run = Run(job, sources["train"], sources["eval"], checkpointer, reporter, total_steps, start)
-        return run.execute()
+        report_start(model, start, total_steps, reporter)
+        run = TrainingRun(model, sources["train"], sources["eval"], checkpointer, reporter, total_steps, start.progress)
+        return EXIT_RESTART if run.execute() is Outcome.PREEMPTED else EXIT_OK
 
 
-def _resume(config: TrainConfig, checkpointer: Checkpointer, warn: Callable[[str], None]) -> Progress:
-    wanted = config.checkpoint.resume
-    newest = checkpointer.newest() if wanted == "never" else None
-    if newest is not None:
-        raise UserError(
-            f"checkpoint.resume is never, but run {config.train.run} already has {checkpointer.location(newest)}; "
-            f"start afresh with another --train.run NAME, or resume with --checkpoint.resume auto"
-        )
-    progress = checkpointer.resume(warn) if wanted != "never" else None
-    if progress is None and wanted == "required":
-        raise UserError(
-            f"checkpoint.resume is required, but run {config.train.run} has no complete checkpoint under "
-            f"{config.checkpoint.uri}; legal: --checkpoint.resume auto, or another --train.run"
-        )
-    return progress or Progress()
-
-
-def _total_steps(config: TrainConfig, source: Source, start: Progress) -> int:
-    if config.train.steps is not None:
-        return config.train.steps
-    per_epoch = source.samples_per_epoch or config.data.train_samples
-    left = int(config.train.epochs * per_epoch) - start.position
-    total = start.step + max(0, left) // config.train.batch_size
-    if total == 0:
-        raise UserError(
-            f"train.batch_size is {config.train.batch_size}, more than the "
-            f"{int(config.train.epochs * per_epoch)} samples of the run; legal: at most that, or give --train.steps"
-        )
-    return total
-
-
-def _announce(
-    job: ShardedModel,
-    start: Progress,
-    total_steps: int,
-    reporter: Reporter,
-    passed_over: list[str],
-    loaded_seconds: float,
-) -> None:
-    runtime, config = job.runtime, job.config
-    reporter.event(
-        "start",
-        run=config.train.run,
-        processes=runtime.world_size,
-        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        device=str(runtime.device.type),
-        precision=runtime.precision,
-        because=runtime.precision_reason,
-        malloc=runtime.malloc,
-        **job.resolved,
-        threads=torch.get_num_threads(),
-        batch_size=config.train.batch_size,
-        batch_per_process=config.train.batch_size // runtime.world_size,
-        total_steps=total_steps,
-        source=config.data.source,
-    )
-    reporter.event("plan", tables=describe_plan(job.plan, config))
-    for line in passed_over:
-        reporter.event("warning", text=line)
-    if start.step:
-        reporter.event("resume", step=start.step, position=start.position, seconds=loaded_seconds)
-
-
-class Leaving(Exception):  # noqa: N818  # not an error: the way out of an evaluation
-    """All processes have agreed to stop in the middle of an evaluation."""
-
-    def __init__(self, agreed: Ballot) -> None:
-        super().__init__(agreed)
-        self.agreed = agreed
+class EvaluationInterruptedError(Exception):
+    """All processes agreed to stop during an evaluation."""
 
 
 @dataclass
-class Run:
-    """A run under way on this process."""
+class TrainingRun:
+    """A run on this process."""
 
-    job: ShardedModel
+    model: ShardedModel
     source: Source
     eval_source: Source
     checkpointer: Checkpointer
     reporter: Reporter
     total_steps: int
     progress: Progress
-    evaluated: dict[str, float] | None = field(init=False, default=None)
-    waiting_for_save: bool = field(init=False, default=False)
+    quality: dict[str, float] | None = field(init=False, default=None)  # of the evaluation after the newest step
+    votes: Ballot = field(init=False, default_factory=Ballot)  # of all processes, one step old
+    metrics: IntervalMetrics = field(init=False)
 
     def __post_init__(self) -> None:
-        config, runtime = self.job.config, self.job.runtime
+        config, runtime = self.model.config, self.model.runtime
         self.saver = Saver(self.checkpointer, config.checkpoint, self.reporter.event)
+        self.saves = SaveSchedule(config, self.total_steps, runtime.is_main, self.saver)
         self.vote = AsyncVote(timedelta(seconds=config.train.timeout_seconds))
         self.preemption = Preemption(config.fault, runtime.rank, runtime.siblings)
         self.watchdog = Watchdog(config.fault.step_timeout_seconds, runtime.rank, runtime.store)
-        self.notices = NoticeWatcher(config.fault, self._heard)
-        self.wise_to_save = False
+        self.notices = NoticeWatcher(config.fault, self._handle_notice)
 
-    def execute(self) -> int:
-        """Train what is left; the exit code."""
-        config = self.job.config
-        first, state = self.progress.step, "complete"
-        if first:
-            self.saver.mark_saved(first)
-        if first >= self.total_steps:
-            state = "was already complete: nothing to train (more --train.steps, or another --train.run NAME)"
-        elif first and config.train.target_auc is not None and self._reached_target():
-            state = "had already reached train.target_auc: nothing to train"
-        clock = Clock(self.job, self.reporter)
-        if state == "complete":
-            found = self._guarded(clock)
-            if found is None:
-                self.preemption.tell_launcher()
-                return EXIT_RESTART
-            state = found
-        self.reporter.event("result", **self._result(state, clock))
-        return EXIT_OK
+    def execute(self) -> Outcome:
+        """Run the remaining steps, then report the result or stop for a restart."""
+        if self.progress.step:
+            self.saver.mark_saved(self.progress.step)
+        outcome = self._outcome_before_training()
+        self.metrics = IntervalMetrics(self.model, self.reporter)
+        if outcome is None:
+            outcome = self._train_under_guard()
+        if outcome is Outcome.PREEMPTED:
+            self.preemption.stop_launcher()
+        else:
+            self.reporter.event("result", **self._result(outcome))
+        return outcome
 
-    def _guarded(self, clock: Clock) -> str | None:
-        """Steps and the last save, while signals, notices and hangs are watched for; how it ended, None: must go."""
+    def _outcome_before_training(self) -> Outcome | None:
+        """Return the outcome of a run that ended before this start, None if there are steps to run."""
+        if self.progress.step >= self.total_steps:
+            return Outcome.ALREADY_COMPLETE
+        if self.progress.step and self.model.config.train.target_auc is not None and self._reaches_target():
+            return Outcome.ALREADY_AT_TARGET
+        return None
+
+    def _train_under_guard(self) -> Outcome:
+        """Train and save the end, while signals, spot notices and hanging steps are watched for."""
         with self.preemption, self.watchdog:
-            if self.job.runtime.local_rank == 0:
+            if self.model.runtime.local_rank == 0:
                 self.notices.start()
             try:
-                state = self._train(clock)
+                outcome = self._train()
             except BaseException:
-                self.saver.wait_briefly(_LINGER_SECONDS)
+                self.saver.wait_briefly(_SAVE_AFTER_ERROR_SECONDS)
                 raise
             finally:
                 self.notices.close()
-                self.watchdog.rest()
-            if state is not None:
+                self.watchdog.pause()
+            if outcome is not Outcome.PREEMPTED:
                 self.saver.finish(self.progress)
-            return state
+            return outcome
 
-    def _train(self, clock: Clock) -> str | None:
-        """Steps until the end, the target, or a stop that all processes agree on; how it ended, None for that."""
-        config, runtime = self.job.config, self.job.runtime
-        self.job.dmp.train()
+    def _train(self) -> Outcome:
+        config, runtime = self.model.config, self.model.runtime
+        self.model.dmp.train()
         self.saver.reserve()
-        pipeline = Pipeline(self.job)
-        left = self.total_steps - self.progress.step
+        pipeline = Pipeline(self.model)
+        remaining = self.total_steps - self.progress.step
         stream = train_batches(
-            self.source, config, self.progress.position, left, runtime.rank, runtime.world_size, runtime.device
+            self.source, config, self.progress.position, remaining, runtime.rank, runtime.world_size, runtime.device
         )
         with closing(cast("Generator[Batch]", stream)) as batches:
-            for _ in range(left):
-                self.watchdog.step(self.progress.step + 1)
-                self._step(pipeline, batches, clock)
-                agreed = self._agree()
-                if agreed.stop:
-                    self._stop(agreed)
-                    return None
-                self._save_where_due(agreed, clock)
-                if self._due(config.train.eval_every):
-                    pipeline.detach()
-                    try:
-                        with clock.paused():
-                            reached = self._reached_target(self._look)
-                    except Leaving as leaving:
-                        self._stop(leaving.agreed)
-                        return None
-                    pipeline.attach()
-                    if reached:
-                        self.vote.close()
-                        pipeline.detach()
-                        clock.report(self.progress)
-                        return f"complete: reached train.target_auc {config.train.target_auc}"
-        self.vote.close()
-        pipeline.detach()
-        clock.report(self.progress)
-        return "complete"
+            outcome = self._run_steps(pipeline, batches)
+        if outcome is not Outcome.PREEMPTED:
+            self.vote.close()
+            pipeline.detach()
+            self.metrics.report(self.progress)
+        return outcome
 
-    def _step(self, pipeline: Pipeline, batches: Iterator[Any], clock: Clock) -> None:
-        config, step = self.job.config, self.progress.step
+    def _run_steps(self, pipeline: Pipeline, batches: Iterator[Batch]) -> Outcome:
+        """Run steps until the last one, the target, or a stop that all processes agree on."""
+        while self.progress.step < self.total_steps:
+            self.watchdog.start_step(self.progress.step + 1)
+            self._step(pipeline, batches)
+            self._exchange_votes()
+            if self.votes.stop:
+                return self._stop()
+            self._save_if_due()
+            if self._is_evaluation_due():
+                try:
+                    reached = self._evaluate_between_steps(pipeline)
+                except EvaluationInterruptedError:
+                    return self._stop()
+                if reached:
+                    return Outcome.REACHED_TARGET
+        return Outcome.COMPLETE
+
+    def _step(self, pipeline: Pipeline, batches: Iterator[Any]) -> None:
+        config, step = self.model.config, self.progress.step
         factor = schedule_factor(config.optim.schedule, step, self.total_steps)
-        self.job.optimizers.set_factor(factor)
+        self.model.optimizers.set_factor(factor)
         output = pipeline.progress(batches)
         self.progress = Progress(step + 1, self.progress.position + config.train.batch_size)
-        self.evaluated = None
-        clock.stepped(output, factor)
+        self.quality = None
+        self.metrics.add(output, factor)
         self.reporter.set_step(self.progress.step)
         if self.progress.step % config.metrics.log_every == 0:
-            clock.report(self.progress)
+            self.metrics.report(self.progress)
 
-    def _due(self, every: int) -> bool:
-        return bool(every) and self.progress.step % every == 0 and self.progress.step < self.total_steps
+    def _exchange_votes(self) -> None:
+        """Vote after a step and read all votes on the step before it. Collective."""
+        self.votes = self.vote.submit(self.saves.ballot(self.progress.step, self.preemption.requested))
 
-    def _agree(self) -> Ballot:
-        """Collective: what all processes said after the step before this one."""
-        saver, fault, main = self.saver, self.job.config.fault, self.job.runtime.is_main
-        wise, self.wise_to_save = self.wise_to_save, False
-        return self.vote.submit(
-            Ballot(
-                step=self.progress.step,
-                stop=self.preemption.requested,
-                save_first=main and saver.age_seconds > fault.save_if_older_seconds,
-                due=wise or (main and saver.due),
-                writing=saver.busy,
-            )
-        )
-
-    def _look(self) -> None:
-        """Collective, between two batches of an evaluation: whether all must go, and what else was voted."""
-        self.watchdog.step(self.progress.step)
-        agreed = self._agree()
-        self.waiting_for_save |= self._by_clock(agreed)
-        if agreed.stop:
-            raise Leaving(agreed)
-
-    def _by_clock(self, agreed: Ballot) -> bool:
-        """Whether a save is due for another reason than the steps. Ballot given before the last save began know nothing
-        of it."""
-        return agreed.due and agreed.step > self.saver.started_step
-
-    def _save_where_due(self, agreed: Ballot, clock: Clock) -> None:
-        """Take in a save that has ended everywhere; begin one by steps or by the clock, unless one is under way."""
-        if self.saver.pending and agreed.step >= self.saver.started_step and not agreed.writing:
+    def _save_if_due(self) -> None:
+        """Report a save that has ended on all processes, and start one if it is due."""
+        if self.saves.is_written(self.votes):
             self.saver.wait()
-        self.waiting_for_save |= self._due(self.job.config.checkpoint.every_steps) or self._by_clock(agreed)
-        if self.waiting_for_save and not self.saver.pending and self.progress.step < self.total_steps:
-            self.waiting_for_save = False
-            self.watchdog.rest()
-            with clock.paused():
+        self.saves.record(self.votes)
+        if self.saves.should_start(self.progress.step):
+            self.watchdog.pause()
+            with self.metrics.paused():
                 self.saver.start(self.progress)
 
-    def _stop(self, agreed: Ballot) -> None:
-        """All processes stop after this step: save first where that is worth it, or just go."""
-        self.watchdog.rest()
-        self.preemption.stopping()
+    def _is_evaluation_due(self) -> bool:
+        every = self.model.config.train.eval_every
+        return bool(every) and self.progress.step % every == 0 and self.progress.step < self.total_steps
+
+    def _evaluate_between_steps(self, pipeline: Pipeline) -> bool:
+        """Return whether train.target_auc is reached; raise EvaluationInterruptedError if all must stop."""
+        pipeline.detach()
+        with self.metrics.paused():
+            reached = self._reaches_target(self._vote_during_evaluation)
+        pipeline.attach()
+        return reached
+
+    def _vote_during_evaluation(self) -> None:
+        self.watchdog.start_step(self.progress.step)
+        self._exchange_votes()
+        self.saves.record(self.votes)
+        if self.votes.stop:
+            raise EvaluationInterruptedError
+
+    def _stop(self) -> Outcome:
+        """Stop all processes after this step, with a save if the last one is too old."""
+        self.watchdog.pause()
+        self.preemption.mark_stopping()
         self.vote.close()
         before = self.saver.saved_step
         try:
             self.saver.wait()
-            if agreed.save_first and self.saver.saved_step != self.progress.step:
+            if self.saves.should_save_before_stop(self.progress.step, self.votes):
                 self.saver.start(self.progress)
                 self.saver.wait()
-        except UserError as error:  # too late for another try; what counts now is to say so and go
+        except UserError as error:  # there is no time for a retry, only for a report
             self.reporter.event("checkpoint_failed", step=self.progress.step, error=str(error))
         self.reporter.event(
             "preempted",
             step=self.progress.step,
             saved_step=self.saver.saved_step,
             saved_now=self.saver.saved_step != before,
-            because=self.preemption.reason or "another process must go",
+            because=self.preemption.reason or "another process must stop",
             exit_code=EXIT_RESTART,
         )
+        return Outcome.PREEMPTED
 
-    def _heard(self, notice: Notice) -> None:
-        """From the thread that watches the cloud."""
-        if notice.goes:
-            self.preemption.request(notice.text, machine_goes=True)
+    def _handle_notice(self, notice: Notice) -> None:
+        """Stop, or request a save; called from the thread that reads spot notices."""
+        if notice.terminates:
+            self.preemption.request(notice.text, machine_ends=True)
         else:
-            self.wise_to_save = True
+            self.saves.request_save()
 
-    def _reached_target(self, look: Callable[[], None] | None = None) -> bool:
-        """Evaluate; whether the AUC is at train.target_auc."""
-        self._evaluate(look)
-        assert self.evaluated is not None
-        target = self.job.config.train.target_auc
-        return target is not None and self.evaluated["auc"] >= target
+    def _reaches_target(self, after_batch: Callable[[], None] | None = None) -> bool:
+        """Evaluate, and return whether the AUC is at least train.target_auc."""
+        quality = self._evaluate(after_batch)
+        target = self.model.config.train.target_auc
+        return target is not None and quality["auc"] >= target
 
-    def _evaluate(self, look: Callable[[], None] | None = None) -> None:
-        self.evaluated = evaluate(self.job, self.eval_source, look)
-        self.reporter.event("eval", step=self.progress.step, **self.evaluated)
+    def _evaluate(self, after_batch: Callable[[], None] | None = None) -> dict[str, float]:
+        self.quality = evaluate(self.model, self.eval_source, after_batch)
+        self.reporter.event("eval", step=self.progress.step, **self.quality)
+        return self.quality
 
-    def _result(self, state: str, clock: Clock) -> dict[str, Any]:
-        if self.evaluated is None:
-            self._evaluate()
-        assert self.evaluated is not None
+    def _result(self, outcome: Outcome) -> dict[str, Any]:
+        config, runtime = self.model.config, self.model.runtime
         return {
-            "run": self.job.config.train.run,
-            "state": state,
-            **self.evaluated,
-            "samples_per_second": clock.overall(),
+            "run": config.train.run,
+            "state": outcome.describe(config),
+            **(self.quality or self._evaluate()),
+            "samples_per_second": self.metrics.samples_per_second(),
             "step": self.progress.step,
             "position": self.progress.position,
-            "world_size": self.job.runtime.world_size,
+            "world_size": runtime.world_size,
             "checkpoint": self.checkpointer.location(self.progress.step),
-            "logs": str(run_folder(self.job.config)),
-            "memory_gib": memory_gib(self.job.runtime.device),
+            "logs": str(run_folder(config)),
+            "memory_gib": peak_memory_gib(runtime.device),
         }

@@ -1,4 +1,4 @@
-"""One step of training or evaluation, overlapped by TorchRec's pipelines or plain."""
+"""One step of training or evaluation, with TorchRec's pipelines or without one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ Output = tuple[Tensor, Tensor, Tensor, Tensor | None]  # loss (), logits (B), la
 
 
 class Pipeline:
-    """Runs a job's model over batches. In training mode each step also goes backward and updates the weights.
+    """Runs a sharded model over batches. In training mode each step also computes gradients and updates the weights.
 
-    A pipeline reads up to two batches ahead of the step that it returns. `detach` gives the model back, so that another
-    pipeline may use it; `attach` goes on with the batches that were ahead.
+    A pipeline reads up to two batches ahead of the step that it returns. `detach` releases the model for another
+    pipeline; `attach` takes it back and continues with the batches that were read ahead.
     """
 
-    def __init__(self, job: ShardedModel) -> None:
-        self._job = job
-        kind = job.config.train.pipeline
+    def __init__(self, model: ShardedModel) -> None:
+        self._model = model
+        kind = model.config.train.pipeline
+        optimizer, device = model.optimizers.combined, model.runtime.device
         self._sparse: TrainPipelineSparseDist[Batch, Output] | None = None
         self._base: TrainPipelineBase[Batch, Output] | None = None
         if kind == "sparse_dist":
-            self._sparse = TrainPipelineSparseDist(
-                job.dmp, job.optimizers.combined, job.runtime.device, execute_all_batches=True
-            )
+            self._sparse = TrainPipelineSparseDist(model.dmp, optimizer, device, execute_all_batches=True)
         elif kind == "base":
-            self._base = TrainPipelineBase(job.dmp, job.optimizers.combined, job.runtime.device)
+            self._base = TrainPipelineBase(model.dmp, optimizer, device)
 
     def run(self, batches: Iterator[Batch]) -> Iterator[Output]:
-        """One output per batch, until there are no more."""
+        """Yield one output per batch."""
         while True:
             try:
                 yield self.progress(batches)
@@ -41,29 +40,29 @@ class Pipeline:
                 return
 
     def progress(self, batches: Iterator[Batch]) -> Output:
-        """One step; raises StopIteration once all batches are through."""
+        """Run one step; raise StopIteration after the last batch."""
         if self._sparse is not None:
             return self._sparse.progress(batches)
         if self._base is not None:
             return self._base.progress(batches)
-        return self._plain(next(batches))
+        return self._run_plain_step(next(batches))
 
     def detach(self) -> None:
-        """Give the model back."""
+        """Release the model for another pipeline."""
         if self._sparse is not None:
             self._sparse.detach()
 
     def attach(self) -> None:
-        """Take the model again after `detach`."""
+        """Take the model back after `detach`."""
         if self._sparse is not None:
-            self._sparse.attach(self._job.dmp)
+            self._sparse.attach(self._model.dmp)
 
-    def _plain(self, batch: Batch) -> Output:
-        optimizer = self._job.optimizers.combined
-        if self._job.dmp.training:
+    def _run_plain_step(self, batch: Batch) -> Output:
+        optimizer, dmp = self._model.optimizers.combined, self._model.dmp
+        if dmp.training:
             optimizer.zero_grad()
-        loss, output = self._job.dmp(batch.to(self._job.runtime.device, non_blocking=True))
-        if self._job.dmp.training:
+        loss, output = dmp(batch.to(self._model.runtime.device, non_blocking=True))
+        if dmp.training:
             loss.backward()
             optimizer.step()
         result: Output = output

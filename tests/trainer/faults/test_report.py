@@ -1,4 +1,4 @@
-"""The picture of a run shows what happened to it."""
+"""The report of a run: its marks, its files, and errors for runs that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_marks_are_what_happened_when_it_happened(run: Path) -> None:
+def test_marks_show_each_incident_at_its_time(run: Path) -> None:
     history = read_history(run / "metrics.jsonl")
     assert [(m.kind, round(m.seconds, 1), m.step) for m in history.marks] == [
         ("saved", 1.5, 1),
@@ -55,7 +55,7 @@ def test_marks_are_what_happened_when_it_happened(run: Path) -> None:
     ]
 
 
-def test_the_files_are_whole_and_refer_to_nothing_outside(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_are_complete_and_self_contained(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
     assert "1 killed, 1 preempted, 2 resumed, 1 saved, 1 save failed" in capsys.readouterr().out
     assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -67,7 +67,7 @@ def test_the_files_are_whole_and_refer_to_nothing_outside(run: Path, capsys: pyt
         assert outside not in page
 
 
-def test_the_files_go_where_out_says(run: Path, tmp_path: Path) -> None:
+def test_out_selects_the_folder_of_the_files(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run / "metrics.jsonl"), "--out", str(tmp_path / "deep" / "er")]) == 0
     assert {p.name for p in (tmp_path / "deep" / "er").iterdir()} == {"report.png", "report.html"}
 
@@ -76,7 +76,7 @@ def test_the_files_go_where_out_says(run: Path, tmp_path: Path) -> None:
     ("content", "message"),
     [(None, "cannot be read"), ("", "holds no train event"), ('{"event": "start", "time": 1}', "holds no train event")],
 )
-def test_a_run_that_cannot_be_drawn_is_told(
+def test_a_run_without_train_events_is_an_error(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
@@ -88,8 +88,8 @@ def test_a_run_that_cannot_be_drawn_is_told(
     assert list(tmp_path.glob("report.*")) == []
 
 
-def test_options_that_report_does_not_have_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_run_and_an_unknown_option_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 2
     assert "RUN is missing" in capsys.readouterr().err
     assert main(["report", "x", "--nope"]) == 2
-    assert "unknown --nope" in capsys.readouterr().err
+    assert "unknown argument: got --nope" in capsys.readouterr().err

@@ -17,8 +17,8 @@ from trainer.checkpoint import Progress, Saver, open_store
 from trainer.checkpoint.checksums import BLOCK_BYTES, FileChecksums
 from trainer.checkpoint.manager import milestones
 from trainer.checkpoint.snapshot import Snapshot
-from trainer.config import CheckpointConfig
 from trainer.sharding.sharded_model import build_sharded_model
+from trainer.training.save_schedule import SaveSchedule
 
 BY_STEPS = {"checkpoint.every_minutes": 0, "metrics.log_every": 1}
 
@@ -145,20 +145,21 @@ def test_the_last_save_is_tried_again(machines: Machines) -> None:
 def test_a_failed_save_is_due_again_before_the_interval_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(tmp_path)
+    config = config_of(tmp_path, {"checkpoint.every_minutes": 30})
     now = [1000.0]
     module = sys.modules[Saver.__module__]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with alone(config) as runtime:
         store = checkpointer(build_sharded_model(config, runtime))
         monkeypatch.setattr(store, "write", lambda *_: (_ for _ in ()).throw(module.SaveFailedError("no")))
-        saver = Saver(store, CheckpointConfig(every_minutes=30), lambda *_, **__: None)
-        assert not saver.due
+        saver = Saver(store, config.checkpoint, lambda *_, **__: None)
+        schedule = SaveSchedule(config, 100, True, saver, now=lambda: now[0])
+        assert not schedule.ballot(0, stop=False).due
         saver.start(Progress(1, 48))
         saver.wait()
-        assert not saver.due, "at once it would fail again"
+        assert not schedule.ballot(1, stop=False).due, "an immediate retry would fail again"
         now[0] += 61
-        assert saver.due, "a save that failed must not wait for half an hour"
+        assert schedule.ballot(2, stop=False).due, "a failed save must not wait for half an hour"
 
 
 # --- damaged checkpoints ---------------------------------------------------------------------------------------------

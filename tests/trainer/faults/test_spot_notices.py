@@ -34,14 +34,14 @@ def config(server: MetadataServer, kind: str = "auto") -> FaultConfig:
 def look(server: MetadataServer, kind: str) -> Notice | None:
     cloud = find_cloud(config(server, kind))
     assert cloud is not None
-    return cloud.look()
+    return cloud.read()
 
 
 @pytest.mark.parametrize("cloud", GOES)
 def test_a_notice_says_that_the_machine_goes(cloud: str) -> None:
     notice, text = GOES[cloud]
     with MetadataServer(cloud, notice) as server:
-        assert look(server, cloud) == Notice(text, goes=True)
+        assert look(server, cloud) == Notice(text, terminates=True)
 
 
 @pytest.mark.parametrize(("cloud", "notice"), [(c, n) for c, notices in STAYS.items() for n in notices])
@@ -55,7 +55,7 @@ def test_what_may_come_later_is_only_a_reason_to_save(cloud: str) -> None:
     with MetadataServer(cloud, WISE[cloud]) as server:
         found = look(server, cloud)
     assert found is not None
-    assert not found.goes
+    assert not found.terminates
 
 
 @pytest.mark.parametrize("cloud", GOES)
@@ -74,10 +74,10 @@ def test_an_expired_token_is_renewed() -> None:
     with MetadataServer("aws", "instance-action") as server:
         cloud = find_cloud(config(server, "aws"))
         assert cloud is not None
-        assert cloud.look() is not None
+        assert cloud.read() is not None
         server.tokens = set()
         server.requests.clear()
-        assert cloud.look() is not None
+        assert cloud.read() is not None
         assert server.requests.count("PUT /latest/api/token") == 1
 
 
@@ -92,7 +92,7 @@ def test_a_server_that_refuses_is_asked_on_and_told_once(ill: str, caplog: pytes
                 pass
             assert heard.empty()
             server.ill = None
-            assert heard.get(timeout=30).goes
+            assert heard.get(timeout=30).terminates
         watch.close()
     assert caplog.text.count("gives no answer") == 1, "one line per poll would fill a log in a night"
 

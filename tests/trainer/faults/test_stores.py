@@ -127,7 +127,7 @@ def test_a_resume_gets_through_trouble(kind: str, runs: Runs) -> None:
 def test_an_outage_during_saves_costs_those_saves_and_not_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = runs.bucket.proxy
     proxy.trouble = Trouble("500", 10_000, ("PUT", "POST"))
-    monkeypatch.setattr(train.Run, "_step", lifted_before(proxy, step=5))
+    monkeypatch.setattr(train.TrainingRun, "_step", lifted_before(proxy, step=5))
     events = runs.train(
         6, checkpoint__every_steps=2, checkpoint__asynchronous=False, checkpoint__attempts=1, checkpoint__max_failures=9
     )
@@ -137,7 +137,7 @@ def test_an_outage_during_saves_costs_those_saves_and_not_the_run(runs: Runs, mo
 
 def lifted_before(proxy: Proxy, step: int) -> Any:
     """Training as it is, with an end of all trouble before `step`."""
-    original = train.Run._step
+    original = train.TrainingRun._step
 
     def with_end(self: Any, *arguments: Any) -> None:
         if self.progress.step == step - 1:
