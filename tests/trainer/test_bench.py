@@ -267,7 +267,7 @@ def test_help_lists_the_commands_own_options(capsys: pytest.CaptureFixture[str])
         (["--blocks", "0"], "--blocks is 0, --steps 20, --warmup 5; legal: 1 or more"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--data", "--train.stepz", "3"], "unknown option --train.stepz"),
-        (["--nproc", "none"], "--nproc is 'none'"),
+        (["--nproc", "none"], "wrong --nproc: got 'none'"),
         (["--profile", "--quality"], "not allowed with argument"),
         (["--quality", "--seeds", "0"], "--seeds 0; legal: 1 or more"),
     ],

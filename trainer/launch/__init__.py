@@ -1,1 +1,1 @@
-"""Start the processes of a job on one machine or many."""
+"""Start the processes of a job, on one machine or on many."""

@@ -1,5 +1,4 @@
-"""Several processes on this machine, alone or together with other machines, by torch.distributed's own launcher; ended
-by one line instead of its report."""
+"""Start a job's processes on this machine with torchrun, alone or together with other machines."""
 
 from __future__ import annotations
 
@@ -14,27 +13,27 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_OK, EXIT_RESTART, EXIT_USER_ERROR
-from trainer.launch.managed_service import OF_ONE_PROCESS, Machine, machine
+from trainer.launch.managed_service import PROCESS_VARIABLES, Machine, find_machine
 
 if TYPE_CHECKING:
     from trainer.config import TrainConfig
 
-_BEYOND_GRACE_SECONDS = 5  # a process ends itself when its grace is over; only one that cannot even do that is killed
+_KILL_AFTER_GRACE_SECONDS = 5  # a process exits when its grace period is over; one that hangs is killed
 
-#: Kubeflow's operators tell torchrun by its own variables how many machines there are and where they meet.
-_OPERATOR_DECIDES = "PET_NNODES"
+#: Kubeflow's operators set torchrun's own variables: the number of machines and the rendezvous.
+_OPERATOR_VARIABLE = "PET_NNODES"
 
-#: The training operator calls an elastic job successful when the first of its pods is, and deletes those that still
-#: run: with rank 0 among them, the log with the result was gone. A kubelet takes a second or two to report an end.
-_RANK_0_ENDS_BEFORE_SECONDS = 5.0
+#: The training operator marks an elastic job as succeeded when its first pod succeeds, and deletes the pods that still
+#: run. If rank 0 is one of them, the log with the result is lost. A kubelet reports an exit after a second or two.
+_RANK_0_EXITS_EARLIER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How many processes, and what is done when some end.
+    """Options of the launcher itself: the number of processes, restarts and the rendezvous.
 
-    `service` is the training service whose environment says which machine this is; `data_at` is `FOLDER=WHERE`, for
-    data that the settings call FOLDER/... and this machine finds elsewhere.
+    `service` is the managed training service that describes this machine in its environment. `data_at` is
+    `FOLDER=PATH`: data below FOLDER in the configuration is below PATH on this machine.
     """
 
     service: str = "none"
@@ -48,26 +47,28 @@ class LaunchOptions:
 
 
 def launch(arguments: list[str]) -> int:
-    """`launch [OPTION ...] COMMAND ...`: run the trainer's COMMAND in N processes per machine; returns the first
-    failure's exit code, 75 after SIGTERM."""
+    """Run `launch [OPTION ...] COMMAND ...` in N processes per machine.
+
+    Return the exit code of the first failure, or EXIT_RESTART after SIGTERM.
+    """
     options, arguments = _split(arguments)
-    arguments = _where_data_is(options.data_at, arguments)
-    here = machine(options.service, os.environ)
-    if here:
-        options = _as_told(here, options, arguments)
-    shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _BEYOND_GRACE_SECONDS)]
-    if _OPERATOR_DECIDES in os.environ:
-        return _run([*_beside_operator(options), *shutdown, "-m", "trainer", *arguments])
+    arguments = redirect_data(options.data_at, arguments)
+    machine = find_machine(options.service, os.environ)
+    if machine:
+        options = apply_service(machine, options, arguments)
+    shutdown = ["--shutdown_timeout", str(_grace_seconds(arguments) + _KILL_AFTER_GRACE_SECONDS)]
+    if _OPERATOR_VARIABLE in os.environ:
+        return _run([*_operator_arguments(options), *shutdown, "-m", "trainer", *arguments])
     count = process_count(options.nproc)
     elastic = _elastic_arguments(options)
     if count == 1 and not elastic:
         os.execv(sys.executable, [sys.executable, "-m", "trainer", *arguments])  # noqa: S606  # our own interpreter
-    where = [*(elastic or ["--standalone"]), "--max_restarts", options.max_restarts]
-    return _run([*where, "--nproc_per_node", str(count), *shutdown, "-m", "trainer", *arguments])
+    rendezvous = [*(elastic or ["--standalone"]), "--max_restarts", options.max_restarts]
+    return _run([*rendezvous, "--nproc_per_node", str(count), *shutdown, "-m", "trainer", *arguments])
 
 
-def _beside_operator(options: LaunchOptions) -> list[str]:
-    """What is left to say where an operator has set torchrun's own variables (`PET_NNODES`, `PET_RDZV_ID` ...)."""
+def _operator_arguments(options: LaunchOptions) -> list[str]:
+    """Return torchrun's options for a pod of an operator, which sets all others (`PET_NNODES`, `PET_RDZV_ID` ...)."""
     given = {
         "--nproc": options.nproc != "auto",
         "--nnodes": options.nnodes != "1",
@@ -75,31 +76,36 @@ def _beside_operator(options: LaunchOptions) -> list[str]:
     }
     for option, is_given in given.items():
         if is_given:
-            raise UserError(f"{option} is given, but {_OPERATOR_DECIDES} is set and decides: leave one of them out")
+            raise UserError(f"{option} conflicts with the variable {_OPERATOR_VARIABLE}. Fix: remove one of them")
     return ["--max_restarts", options.max_restarts] if options.max_restarts != "0" else []
 
 
-def _as_told(here: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
-    """torchrun's options on a machine of a training service, whose folders are taken if the settings name none."""
+def apply_service(machine: Machine, options: LaunchOptions, arguments: list[str]) -> LaunchOptions:
+    """Return the options for a machine of a managed training service.
+
+    The service's folders for checkpoints and logs become the defaults of the configuration.
+    """
     for option, is_given in {"--nnodes": options.nnodes != "1", "--rdzv-endpoint": options.rdzv_endpoint}.items():
         if is_given:
-            raise UserError(f"{option} is given, but --service {options.service} decides: leave one of them out")
-    for name in OF_ONE_PROCESS:
+            raise UserError(f"{option} conflicts with --service {options.service}. Fix: remove one of them")
+    for name in PROCESS_VARIABLES:
         os.environ.pop(name, None)
-    config = _configured(arguments)
-    uri = here.checkpoint_uri(config.train.run)
+    config = _load_config(arguments)
+    uri = machine.checkpoint_uri(config.train.run)
     if uri and "uri" not in config.checkpoint.model_fields_set:
         os.environ["TRAINER_CHECKPOINT__URI"] = uri
-    if "dir" not in config.metrics.model_fields_set and (logs := _writable(here.logs)):
+    if "dir" not in config.metrics.model_fields_set and (logs := _writable_folder(machine.logs)):
         os.environ["TRAINER_METRICS__DIR"] = logs
-    if here.count == 1:
+    if machine.count == 1:
         return options
-    own = f",{options.rdzv_conf}" if options.rdzv_conf else ""
-    return replace(options, nnodes=str(here.count), rdzv_endpoint=here.first, rdzv_conf=here.rendezvous + own)
+    more = f",{options.rdzv_conf}" if options.rdzv_conf else ""
+    return replace(
+        options, nnodes=str(machine.count), rdzv_endpoint=machine.first, rdzv_conf=machine.rendezvous_config + more
+    )
 
 
-def _writable(folder: str | None) -> str | None:
-    """The folder for logs, made; None where this user may not write there, which must not stop a training."""
+def _writable_folder(folder: str | None) -> str | None:
+    """Create the folder for logs and return it; warn and return None if it is not writable."""
     if folder is None:
         return None
     try:
@@ -109,30 +115,30 @@ def _writable(folder: str | None) -> str | None:
         reason = "not writable"
     except OSError as error:
         reason = str(error)
-    sys.stderr.write(f"warning: logs stay on this machine, the service's folder {folder} cannot be used ({reason})\n")
+    sys.stderr.write(f"warning: logs stay on this machine: the service's folder {folder} cannot be used ({reason})\n")
     return None
 
 
-def _where_data_is(data_at: str, arguments: list[str]) -> list[str]:
-    """The arguments with `data.path` and `data.eval_path` below FOLDER led to WHERE; raises UserError on another form.
+def redirect_data(data_at: str, arguments: list[str]) -> list[str]:
+    """Return the arguments, with paths of data below FOLDER replaced by paths below PATH.
 
-    What comes last on the command line wins.
+    The new values are appended, because the last option on the command line wins.
     """
     if not data_at:
         return arguments
-    folder, equals, where = data_at.partition("=")
-    if not (equals and folder.startswith("/") and where):
-        raise UserError(f"--data-at is {data_at!r}; legal: FOLDER=WHERE, for example /data=/gcs/bucket/datasets")
-    data = _configured(arguments).data
-    led = list(arguments)
+    folder, equals, target = data_at.partition("=")
+    if not (equals and folder.startswith("/") and target):
+        raise UserError(f"wrong --data-at: got {data_at!r}; allowed: FOLDER=PATH, such as /data=/gcs/bucket/datasets")
+    data = _load_config(arguments).data
+    redirected = list(arguments)
     for option, path in (("--data.path", data.path), ("--data.eval-path", data.eval_path)):
         if path and f"{path}/".startswith(folder.rstrip("/") + "/"):
-            led += [option, where.rstrip("/") + path[len(folder.rstrip("/")) :]]
-    return led
+            redirected += [option, target.rstrip("/") + path[len(folder.rstrip("/")) :]]
+    return redirected
 
 
 def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:
-    """The launcher's own options, which come before COMMAND, and the rest."""
+    """Split the arguments into the launcher's options, which come first, and the command with its own."""
     names = {f"--{field.name.replace('_', '-')}": field.name for field in fields(LaunchOptions)}
     found: dict[str, str] = {}
     rest = list(arguments)
@@ -140,55 +146,57 @@ def _split(arguments: list[str]) -> tuple[LaunchOptions, list[str]]:
         option, equals, value = rest.pop(0).partition("=")
         if not equals:
             if not rest:
-                raise UserError(f"option {option} lacks a value; see `python -m trainer launch --help`")
+                raise UserError(f"option {option} needs a value. Fix: see `python -m trainer launch --help`")
             value = rest.pop(0)
         found[names[option.replace("_", "-")]] = value
     return LaunchOptions(**found), rest
 
 
-def process_count(wanted: str) -> int:
-    """The processes of this machine that --nproc asks for. Raises UserError for what is no number of them."""
-    if wanted == "auto":
+def process_count(nproc: str) -> int:
+    """Return the number of processes on this machine for a value of --nproc; raise UserError if it is invalid."""
+    if nproc == "auto":
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return gpus or 2
-    if not wanted.isdigit() or int(wanted) < 1:
-        raise UserError(f"--nproc is {wanted!r}; legal: auto (one process per GPU, else 2), or a number of processes")
-    return int(wanted)
+    if not nproc.isdigit() or int(nproc) < 1:
+        raise UserError(f"wrong --nproc: got {nproc!r}; allowed: auto (one process per GPU, else 2), or 1 or more")
+    return int(nproc)
 
 
 def _elastic_arguments(options: LaunchOptions) -> list[str]:
-    """torchrun's options for a job that restarts or spans machines; none for one that does neither."""
+    """Return torchrun's options for a job that restarts or spans machines; return none for other jobs."""
     least, _, most = options.nnodes.partition(":")
     if not least.isdigit() or not (most or least).isdigit() or not 1 <= int(least) <= int(most or least):
-        raise UserError(f"--nnodes is {options.nnodes!r}; legal: a number of machines, or MIN:MAX, for example 1:2")
+        raise UserError(
+            f"wrong --nnodes: got {options.nnodes!r}; allowed: a number of machines, or MIN:MAX, such as 1:2"
+        )
     if not options.max_restarts.isdigit():
-        raise UserError(f"--max-restarts is {options.max_restarts!r}; legal: 0 or more")
+        raise UserError(f"wrong --max-restarts: got {options.max_restarts!r}; allowed: 0 or more")
     if int(most or least) == 1:
         return ["--standalone"] if int(options.max_restarts) else []
     if not options.rdzv_endpoint:
         raise UserError(
-            f"--nnodes is {options.nnodes} but --rdzv-endpoint is missing: give HOST:PORT of one of the machines, the "
-            f"same on all of them"
+            f"--rdzv-endpoint is missing: --nnodes {options.nnodes} needs it. "
+            f"Fix: set it to HOST:PORT of one machine, the same on all machines"
         )
     conf = ["--rdzv_conf", options.rdzv_conf] if options.rdzv_conf else []
-    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rdzv_endpoint, "--rdzv_id", options.rdzv_id]
-    return ["--nnodes", options.nnodes, *meeting, *conf]
+    rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rdzv_endpoint, "--rdzv_id", options.rdzv_id]
+    return ["--nnodes", options.nnodes, *rendezvous, *conf]
 
 
 def _grace_seconds(arguments: list[str]) -> int:
-    """fault.grace_seconds of the job to be: its processes must not be killed in the middle of their last save."""
+    """Return fault.grace_seconds of the job, so that the launcher does not kill its processes during the last save."""
     from trainer.config import FaultConfig
 
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "train"
     if command != "train" or "--help" in arguments or "-h" in arguments:
         return FaultConfig().grace_seconds
-    return _configured(arguments).fault.grace_seconds
+    return _load_config(arguments).fault.grace_seconds
 
 
-def _configured(arguments: list[str]) -> TrainConfig:
-    """The settings that a command (`train`, unless it is named) is about to run with."""
+def _load_config(arguments: list[str]) -> TrainConfig:
+    """Return the configuration of the command that the arguments start (`train` if they name none)."""
     from trainer.config.options import load_config
 
     named = bool(arguments) and not arguments[0].startswith("-")
@@ -196,38 +204,38 @@ def _configured(arguments: list[str]) -> TrainConfig:
 
 
 def _run(options: list[str]) -> int:
-    # The trainer sets its threads itself; without this the launcher explains at length that it chose 1.
+    """Run torchrun in this process and return the exit code of the job."""
+    # The trainer sets its own threads; without this torchrun logs a long warning about its default of 1.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # With a shared store a machine that comes back waits for an address that nobody publishes any more, and the whole
-    # job fails after a minute (pytorch#135712).
+    # With a shared store a machine that rejoins waits for an address that is no longer published, and the whole job
+    # fails after a minute (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    # Then rank 0 holds the store, and whoever asks it while the job ends gets a C++ stack on the console for an error
-    # that is handled.
+    # Rank 0 then hosts the store. A process that uses it while the job ends prints a C++ stack for a handled error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
 
-    # A failed worker has said what was wrong on its own standard error; the agent's summary adds nothing. Some of its
-    # loggers have a level of their own, so their parent's is not enough.
+    # A failed worker prints its error itself, so the agent's summary adds nothing. Some of the agent's loggers set
+    # their own level, so changing their parent's is not enough.
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    _mind_exit_codes()
+    _install_agent()
     try:
         run(get_args_parser().parse_args(options))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as error:  # the workers have got the signal too, and one of them has said what that means
+    except SignalException as error:  # the workers got the signal too, and one of them has logged it
         return EXIT_RESTART if error.sigval == signal.SIGTERM else 128 + int(error.sigval)
     return EXIT_OK
 
 
-def _mind_exit_codes() -> None:
-    """Teach torchrun's agent three things: a user's mistake is not mended by a restart, a second SIGTERM means now, and
-    where an operator watches, the machine of rank 0 ends first.
+def _install_agent() -> None:
+    """Replace torchrun's agent by one that handles our exit codes.
 
-    torchrun has no hook for them, but one place in which it names its agent's class.
+    It does not restart after a user mistake, it kills at once on a second SIGTERM, and under an operator it lets the
+    machine of rank 0 exit first. torchrun has no hook for these, but it looks up its agent's class in one place.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -250,7 +258,7 @@ def _mind_exit_codes() -> None:
 
         def _exit_barrier(self) -> None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]
-            if _OPERATOR_DECIDES in os.environ and self._worker_group.group_rank != 0:
-                time.sleep(_RANK_0_ENDS_BEFORE_SECONDS)
+            if _OPERATOR_VARIABLE in os.environ and self._worker_group.group_rank != 0:
+                time.sleep(_RANK_0_EXITS_EARLIER_SECONDS)
 
     api.LocalElasticAgent = Agent  # type: ignore[misc]

@@ -178,11 +178,11 @@ def test_a_mistake_of_the_user_is_not_made_again_by_a_restart(tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["--nnodes", "2"], "--rdzv-endpoint is missing"),
-        (["--nnodes", "3:2", "--rdzv-endpoint", "x:1"], "--nnodes is '3:2'; legal"),
-        (["--nnodes", "some"], "--nnodes is 'some'; legal"),
-        (["--max-restarts", "-1"], "--max-restarts is '-1'; legal"),
-        (["--nproc", "0"], "--nproc is '0'; legal"),
-        (["--max-restarts"], "option --max-restarts lacks a value"),
+        (["--nnodes", "3:2", "--rdzv-endpoint", "x:1"], "wrong --nnodes: got '3:2'; allowed"),
+        (["--nnodes", "some"], "wrong --nnodes: got 'some'; allowed"),
+        (["--max-restarts", "-1"], "wrong --max-restarts: got '-1'; allowed"),
+        (["--nproc", "0"], "wrong --nproc: got '0'; allowed"),
+        (["--max-restarts"], "option --max-restarts needs a value"),
     ],
 )
 def test_an_option_of_the_launcher_that_makes_no_sense_is_told(arguments: list[str], message: str) -> None:

@@ -18,8 +18,8 @@ from machines import events_in, free_port
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 from trainer.errors import UserError
-from trainer.launch.launcher import LaunchOptions, _as_told, _where_data_is
-from trainer.launch.managed_service import machine
+from trainer.launch.launcher import LaunchOptions, apply_service, redirect_data
+from trainer.launch.managed_service import find_machine
 
 SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
 RUN = "a"
@@ -179,9 +179,9 @@ def test_a_place_in_the_settings_file_wins_too(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(tiny_tree({"checkpoint.uri": "/elsewhere"})), encoding="utf-8")
-    here = machine("auto", {"AZUREML_RUN_ID": "a"})
+    here = find_machine("auto", {"AZUREML_RUN_ID": "a"})
     assert here
-    _as_told(here, LaunchOptions(service="auto"), ["train", "--config", str(file)])
+    apply_service(here, LaunchOptions(service="auto"), ["train", "--config", str(file)])
     assert "TRAINER_CHECKPOINT__URI" not in os.environ, "the environment would win over the file"
     assert os.environ["TRAINER_METRICS__DIR"] == "logs"
 
@@ -192,14 +192,16 @@ SPEC = {"cluster": {"workerpool0": ["m:2222"], "workerpool1": ["w0:2222", "w1:22
 @pytest.mark.parametrize(("pool", "within", "index"), [(0, 0, 0), (1, 0, 1), (1, 1, 2)])
 def test_a_machine_of_vertex_counts_through_both_pools(pool: int, within: int, index: int) -> None:
     spec = SPEC | {"task": {"type": f"workerpool{pool}", "index": within}}
-    found = machine("auto", {"CLUSTER_SPEC": json.dumps(spec)})
+    found = find_machine("auto", {"CLUSTER_SPEC": json.dumps(spec)})
     assert found
     assert (found.index, found.count, found.first) == (index, 3, "m:2222")
-    assert f"is_host={int(index == 0)}" in found.rendezvous, "machines do not know their own names there"
+    assert f"is_host={int(index == 0)}" in found.rendezvous_config, "machines do not know their own names there"
 
 
 def test_a_single_machine_of_vertex_needs_no_cluster() -> None:
-    found = machine("vertex", {"CLOUD_ML_PROJECT_ID": "1", "AIP_CHECKPOINT_DIR": "gs://b/checkpoints/a/checkpoints/"})
+    found = find_machine(
+        "vertex", {"CLOUD_ML_PROJECT_ID": "1", "AIP_CHECKPOINT_DIR": "gs://b/checkpoints/a/checkpoints/"}
+    )
     assert found
     assert found.count == 1
     assert found.checkpoint_uri("a") == "gs://b/checkpoints", "the run's own folder is then the service's"
@@ -207,7 +209,7 @@ def test_a_single_machine_of_vertex_needs_no_cluster() -> None:
 
 
 def test_logs_go_to_the_mounted_bucket_because_objects_do_not_grow() -> None:
-    found = machine("auto", {"CLOUD_ML_PROJECT_ID": "1", "AIP_TENSORBOARD_LOG_DIR": "gs://b/checkpoints/a/logs/"})
+    found = find_machine("auto", {"CLOUD_ML_PROJECT_ID": "1", "AIP_TENSORBOARD_LOG_DIR": "gs://b/checkpoints/a/logs/"})
     assert found
     assert found.logs == "/gcs/b/checkpoints/a/logs/"
 
@@ -217,7 +219,7 @@ def test_logs_go_to_the_mounted_bucket_because_objects_do_not_grow() -> None:
     [
         ("auto", {}, "none of CLUSTER_SPEC, CLOUD_ML_PROJECT_ID, AZUREML_RUN_ID is set"),
         ("azureml", {"CLUSTER_SPEC": "{}"}, "none of AZUREML_RUN_ID is set"),
-        ("sagemaker", {}, "legal: auto, none, vertex, azureml"),
+        ("sagemaker", {}, "allowed: auto, none, vertex, azureml"),
         ("auto", {"CLUSTER_SPEC": "not json"}, "CLUSTER_SPEC is not a cluster"),
         ("auto", {"CLUSTER_SPEC": json.dumps(SPEC | {"task": {"type": "workerpool3", "index": 0}})}, "CLUSTER_SPEC"),
         ("auto", {"AZUREML_RUN_ID": "a", "WORLD_SIZE": "two"}, "must be numbers"),
@@ -229,24 +231,26 @@ def test_an_environment_that_does_not_fit_is_told_in_one_line(
     wanted: str, variables: dict[str, str], said: str
 ) -> None:
     with pytest.raises(UserError, match=said) as told:
-        machine(wanted, variables)
+        find_machine(wanted, variables)
     assert "\n" not in str(told.value)
 
 
 def test_mpis_master_is_read_where_pytorchs_is_not_set() -> None:
-    found = machine("auto", {"AZUREML_RUN_ID": "a", "WORLD_SIZE": "2", "RANK": "1", "AZ_BATCH_MASTER_NODE": "h:6000"})
+    found = find_machine(
+        "auto", {"AZUREML_RUN_ID": "a", "WORLD_SIZE": "2", "RANK": "1", "AZ_BATCH_MASTER_NODE": "h:6000"}
+    )
     assert found
     assert (found.index, found.first) == (1, "h:6000")
 
 
 def test_data_below_the_folder_is_led_to_where_the_service_has_it() -> None:
     given = ["train", "--data.source", "criteo", "--data.path", "/data/criteo"]
-    assert _where_data_is("/data=/gcs/b/datasets", given)[-2:] == ["--data.path", "/gcs/b/datasets/criteo"]
-    assert _where_data_is("/data/=/gcs/b/datasets/", given)[-1] == "/gcs/b/datasets/criteo"
+    assert redirect_data("/data=/gcs/b/datasets", given)[-2:] == ["--data.path", "/gcs/b/datasets/criteo"]
+    assert redirect_data("/data/=/gcs/b/datasets/", given)[-1] == "/gcs/b/datasets/criteo"
     other = ["train", "--data.source", "criteo", "--data.path", "/database"]
-    assert _where_data_is("/data=/gcs/b", other) == other, "another folder that begins alike is not below it"
-    with pytest.raises(UserError, match="legal: FOLDER=WHERE"):
-        _where_data_is("/data", given)
+    assert redirect_data("/data=/gcs/b", other) == other, "another folder that begins alike is not below it"
+    with pytest.raises(UserError, match="allowed: FOLDER=PATH"):
+        redirect_data("/data", given)
 
 
 def test_a_service_and_a_meeting_point_contradict_each_other() -> None:
@@ -254,5 +258,5 @@ def test_a_service_and_a_meeting_point_contradict_each_other() -> None:
 
     done = trainer("launch", "--service=auto", "--nnodes=2", "train", env={"AZUREML_RUN_ID": "a"})
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --nnodes is given, but --service auto decides")
+    assert done.stderr.startswith("error: --nnodes conflicts with --service auto")
     assert done.stderr.count("\n") == 1
