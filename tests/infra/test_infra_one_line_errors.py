@@ -40,7 +40,8 @@ class Broken(OneLineProvider):
 @pytest.fixture(scope="module")
 def servicer() -> Iterator[Any]:
     """Start the process that the engine starts for dynamic resources."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+    folders = (ROOT, Path(__file__).parent, ROOT / "tests" / "support")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-m", "pulumi.dynamic"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
