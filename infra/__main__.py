@@ -119,17 +119,17 @@ def _engine(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asked for that
             signal.signal(number, signal.default_int_handler)
-    return command.run(arguments, configuration.assignments(getattr(arguments, "set", [])))
+    return command.run(arguments, configuration.parse_assignments(getattr(arguments, "set", [])))
 
 
 def _cost(arguments: argparse.Namespace) -> int:
     from infra import stack_files as configuration
     from infra.outputs import hourly_cost
 
-    if arguments.stack not in configuration.files(arguments.cwd):
-        known = ", ".join(configuration.files(arguments.cwd)) or "none"
+    if arguments.stack not in configuration.list_stacks(arguments.cwd):
+        known = ", ".join(configuration.list_stacks(arguments.cwd)) or "none"
         raise ValueError(f"no file Pulumi.{arguments.stack}.yaml; stacks that have one: {known}")
-    overrides = configuration.assignments(arguments.set)
+    overrides = configuration.parse_assignments(arguments.set)
     settings = configuration.read(arguments.stack, overrides, arguments.cwd).parse().settings
     nodes = settings.gpu.nodes
     at_max = {line.what: line for line in settings.cost_lines(nodes.max)}

@@ -1,4 +1,4 @@
-"""What `pulumi stack output` shows: where things are, what an hour costs, which commands come next."""
+"""The stack outputs: addresses, hourly cost and the next commands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from infra.cost import HourlyCost
 
 
 def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = ()) -> None:
-    """Export every output of the stack; the kubeconfig is a secret whatever the cloud did.
+    """Export every output of a stack with a cluster; the kubeconfig is always a secret.
 
-    `then` are shell lines that come after those which reach the cluster.
+    `then` are shell lines to show after the ones that connect to the cluster.
     """
     _export_common(cluster, settings)
     pulumi.export("kubeconfig", pulumi.Output.secret(cluster.kubeconfig))
@@ -24,7 +24,10 @@ def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = 
 
 
 def export_service(service: TrainingService, settings: StackSettings, job: pulumi.Output[Mapping[str, object]]) -> None:
-    """The same of a training service, which has no kubeconfig; `job` has the commands that show the run."""
+    """Export every output of a stack with a training service, which has no kubeconfig.
+
+    `job` contains the commands that show the run.
+    """
     _export_common(service, settings)
     run = job.apply(lambda known: list(cast("Mapping[str, str]", known["commands"]).values()))
     lines = pulumi.Output.all(run, *service.commands.values())
@@ -32,7 +35,7 @@ def export_service(service: TrainingService, settings: StackSettings, job: pulum
 
 
 def _export_common(place: Cluster | TrainingService, settings: StackSettings) -> None:
-    """Where things are and what an hour costs."""
+    """Export the outputs that clusters and training services share."""
     pulumi.export("account", clouds.load(settings.cloud).account(settings))
     pulumi.export("cluster_name", place.name)
     pulumi.export("bucket_uri", place.bucket_uri)
@@ -42,7 +45,7 @@ def _export_common(place: Cluster | TrainingService, settings: StackSettings) ->
 
 
 def hourly_cost(settings: StackSettings) -> Mapping[str, float | None]:
-    """USD per hour at `gpu.nodes.desired` and at `gpu.nodes.max`; spot is None where a spot price is not known."""
+    """Return the USD per hour at `gpu.nodes.desired` and at `gpu.nodes.max`; spot is None if a price is unknown."""
     desired = HourlyCost(settings.cost_lines(settings.gpu.nodes.desired))
     most = HourlyCost(settings.cost_lines(settings.gpu.nodes.max))
     return {
@@ -54,7 +57,7 @@ def hourly_cost(settings: StackSettings) -> Mapping[str, float | None]:
 
 
 def next_steps(cluster: Cluster, then: Sequence[str] = ()) -> pulumi.Output[list[str]]:
-    """Shell lines for a person, in the order in which they help."""
+    """Return shell lines in the order in which a user needs them."""
     connect = [
         "pulumi stack output kubeconfig --show-secrets > kubeconfig.yaml && chmod 600 kubeconfig.yaml",
         "export KUBECONFIG=$PWD/kubeconfig.yaml",

@@ -1,4 +1,4 @@
-"""From a stack's raw configuration to checked settings: every problem in one message, before any resource."""
+"""The checked configuration of a stack, with all problems reported at once before any resource is registered."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from infra import clouds
 from infra.config import checks
 from infra.config.problems import Problem, SettingsError, fix_by_removing, keep_first_per_key
 from infra.config.settings import StackSettings
-from infra.config.validation import Path, tolerant
+from infra.config.validation import Path, validate_leniently
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One stack's checked configuration: its cloud, its settings, and the sections that other parts own."""
+    """One stack's checked configuration: its cloud, its settings and the sections of other packages."""
 
     cloud: clouds.Cloud
     settings: StackSettings
     sections: Mapping[str, BaseModel]
 
     def section(self, name: str, model: type[SectionT]) -> SectionT:
-        """The section `name`, which was declared with `model`."""
+        """Return the section `name`, which was declared with `model`."""
         found = self.sections[name]
         assert isinstance(found, model), f"section {name} is a {type(found).__name__}"
         return found
@@ -39,11 +39,11 @@ Sections = Mapping[str, type[BaseModel]]
 
 
 def load(sections: Sections, further: Sequence[Check] = ()) -> Stack:
-    """The running program's stack; problems end the program in one message without a stack trace.
+    """Return the stack of the running Pulumi program; raise RunError, shown without a stack trace, for any problem.
 
-    `sections` are top-level keys that other parts of the project own, with their models; `further` are their checks.
+    `sections` maps the top-level keys of other packages to their models, `further` are the checks of these packages.
     """
-    # pulumi.Config reads one known key at a time; refusing unknown keys needs them all.
+    # pulumi.Config reads single keys that the caller knows; rejecting unknown keys requires all of them.
     config = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
     try:
         return parse(config, pulumi.get_project(), pulumi.get_stack(), sections, further)
@@ -54,12 +54,12 @@ def load(sections: Sections, further: Sequence[Check] = ()) -> Stack:
 def parse(
     config: Mapping[str, str], project: str, stack: str, sections: Sections, further: Sequence[Check] = ()
 ) -> Stack:
-    """Check one stack's raw configuration (`namespace:key` -> text); SettingsError names every problem."""
+    """Check a raw configuration (`namespace:key` to text); raise SettingsError with all problems."""
     result, problems = _read(config, project, stack, sections)
     settings = result.settings
     problems += settings.problems()
-    at_most = settings.cost_lines(settings.gpu.nodes.max)
-    problems += checks.budget(settings.budget.max_usd_per_hour, at_most, settings.interruptible)
+    lines_at_max = settings.cost_lines(settings.gpu.nodes.max)
+    problems += checks.budget(settings.budget.max_usd_per_hour, lines_at_max, settings.interruptible)
     for check in further:
         problems += check(result)
     if problems:
@@ -67,30 +67,31 @@ def parse(
     return result
 
 
-def repaired(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> Stack:
-    """The same, with examples in place of what is wrong; only an unknown cloud is a SettingsError."""
+def parse_leniently(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> Stack:
+    """Parse a raw configuration with examples instead of invalid values; raise SettingsError for an unknown cloud."""
     return _read(config, project, stack, sections)[0]
 
 
 def _read(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> tuple[Stack, list[Problem]]:
-    """Each section parsed by its model, and the problems of single keys."""
+    """Parse each section with its model; return the problems of single keys too."""
     raw, problems = _decode(config, project)
     name = str(raw.get("cloud", ""))
     unknown = checks.one_of("cloud", name, clouds.available())
     if unknown:
         raise SettingsError(stack, [*problems, *unknown])
     cloud = clouds.load(name)
-    service = _service(cloud.settings, raw)
+    service = _find_service(cloud.settings, raw)
     parsed: dict[str, BaseModel] = {}
     for key, model in sections.items():
-        parsed[key], found = tolerant(model, raw.pop(key, {}), (key,))
+        parsed[key], found = validate_leniently(model, raw.pop(key, {}), (key,))
         problems += found
-    settings, found = _settings(cloud, raw, config, {"project": project, "stack": stack} | service, tuple(sections))
+    derived = {"project": project, "stack": stack} | service
+    settings, found = _read_settings(cloud, raw, config, derived, tuple(sections))
     return Stack(cloud, settings, parsed), [*problems, *found]
 
 
 def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:
-    """This project's keys, structured values decoded from the JSON in which the engine hands them over."""
+    """Return this project's keys, with structured values decoded from the engine's JSON."""
     raw: dict[str, object] = {}
     problems = []
     for full_key, text in config.items():
@@ -104,32 +105,32 @@ def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object],
     return raw, problems
 
 
-def _service(settings: type[StackSettings], raw: Mapping[str, object]) -> dict[str, str]:
-    """The one key of the job that decides what is provisioned: a launcher that is a service of the cloud."""
+def _find_service(settings: type[StackSettings], raw: Mapping[str, object]) -> dict[str, str]:
+    """Return the field `service` if the job's launcher is a training service of the cloud."""
     job = raw.get("job")
     launcher = job.get("launcher") if isinstance(job, dict) else None
     return {"service": launcher} if launcher in settings.services else {}
 
 
-def _settings(
+def _read_settings(
     cloud: clouds.Cloud,
     raw: Mapping[str, object],
     config: Mapping[str, str],
-    known: Mapping[str, str],
+    derived: Mapping[str, str],
     siblings: Sequence[str],
 ) -> tuple[StackSettings, list[Problem]]:
-    """The cloud's settings from this project's keys and its provider's; what is `known` comes from elsewhere."""
+    """Validate the cloud's settings: this project's keys, its provider's keys and the `derived` fields."""
     provider = cloud.settings.provider_keys
     reserved = {"project": "the project's name, from Pulumi.yaml", "stack": "the stack's name", **provider}
-    reserved["service"] = "job.launcher says it"
+    reserved["service"] = "set by job.launcher"
     problems = [
         Problem(key, "not a key of this project", reserved[key], fix_by_removing(key), raw[key])
         for key in reserved
         if key in raw
     ]
     data = {key: value for key, value in raw.items() if key not in reserved}
-    data |= known
+    data |= derived
     data |= {field: config[key] for field, key in provider.items() if key in config}
     names: dict[Path, str] = {(field,): key for field, key in provider.items()}
-    settings, found = tolerant(cloud.settings, data, (), names, siblings)
+    settings, found = validate_leniently(cloud.settings, data, (), names, siblings)
     return settings, problems + found

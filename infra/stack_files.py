@@ -1,4 +1,4 @@
-"""A stack's configuration read from its files, as the engine hands it to the program; nothing is started for it."""
+"""Reads a stack's configuration from `Pulumi.yaml` and `Pulumi.<stack>.yaml` without starting the engine."""
 
 from __future__ import annotations
 
@@ -12,64 +12,65 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict
 
-from infra import stack as checked
+from infra import stack as stacks
 from infra.config.problems import Problem, SettingsError
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What a value that only the engine can decrypt is read as.
+#: Stands for a value that only the engine can decrypt.
 ENCRYPTED = "[secret]"
 _PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
-class _Elsewhere(BaseModel):
-    """A section whose keys another part of the project checks, when the program runs."""
+class _AnyKeys(BaseModel):
+    """A section whose keys are not checked."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-#: The sections that the workloads own.
-ELSEWHERE: Mapping[str, type[BaseModel]] = {"job": _Elsewhere, "trainer": _Elsewhere}
+#: The sections of the workloads, which check them when the Pulumi program runs.
+UNCHECKED_SECTIONS: Mapping[str, type[BaseModel]] = {"job": _AnyKeys, "trainer": _AnyKeys}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One stack's configuration: `values` maps `namespace:key` to text."""
+    """One stack's raw configuration: `values` maps `namespace:key` to text, `overrides` are the keys from `--set`."""
 
     project: str
     stack: str
     values: Mapping[str, str]
     overrides: frozenset[str] = frozenset()
 
-    def parse(self) -> checked.Stack:
-        """The checked settings of the cluster; SettingsError names every problem."""
+    def parse(self) -> stacks.Stack:
+        """Return the checked settings of the cluster; raise SettingsError with all problems."""
         try:
-            return checked.parse(self.values, self.project, self.stack, ELSEWHERE)
+            return stacks.parse(self.values, self.project, self.stack, UNCHECKED_SECTIONS)
         except SettingsError as error:
-            raise SettingsError(self.stack, [self._where_it_was_set(problem) for problem in error.problems]) from None
+            problems = [self._fix_where_set(problem) for problem in error.problems]
+            raise SettingsError(self.stack, problems) from None
 
-    def repaired(self) -> checked.Stack:
-        """The same, with stand-ins for what is wrong: for those who only need what is right."""
-        return checked.repaired(self.values, self.project, self.stack, ELSEWHERE)
+    def parse_leniently(self) -> stacks.Stack:
+        """Return the settings with examples instead of invalid values, for callers that do not need those values."""
+        return stacks.parse_leniently(self.values, self.project, self.stack, UNCHECKED_SECTIONS)
 
-    def _where_it_was_set(self, problem: Problem) -> Problem:
-        """The problem with a fix for the command line, where that is where the key was given."""
+    def _fix_where_set(self, problem: Problem) -> Problem:
+        """Replace the fix of a key from the command line with the corrected option."""
         if problem.key not in self.overrides:
             return problem
         *_, key, value = shlex.split(problem.fix)
-        legal = f"--set {key}={value}" if key == problem.key else f"leave --set {problem.key}=... out"
-        return replace(problem, fix=legal)
+        fix = f"--set {key}={value}" if key == problem.key else f"leave --set {problem.key}=... out"
+        return replace(problem, fix=fix)
 
 
-def files(folder: Path = ROOT) -> list[str]:
-    """Names of the stacks that have a file of settings."""
+def list_stacks(folder: Path = ROOT) -> list[str]:
+    """Return the names of the stacks that have a configuration file."""
     return sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
 
 
 def read(name: str, overrides: Mapping[str, object] | None = None, folder: Path = ROOT) -> Configuration:
-    """Configuration of stack `name`: its file, the project's defaults, then `overrides` (paths to values)."""
-    described = _document(folder / "Pulumi.yaml")
+    """Read stack `name`: its file, then the project's defaults, then `overrides` (key paths to values)."""
+    described = _load_yaml(folder / "Pulumi.yaml")
     project = str(described["name"])
-    values: object = _section(_document(folder / f"Pulumi.{name}.yaml"), "config")
+    values: object = _section(_load_yaml(folder / f"Pulumi.{name}.yaml"), "config")
     for path, declared in _section(described, "config").items():
         if isinstance(declared, dict) and "default" in declared:
             values = _with(values, _parts(path, project), declared["default"], only_if_absent=True)
@@ -80,15 +81,16 @@ def read(name: str, overrides: Mapping[str, object] | None = None, folder: Path 
     return Configuration(project, name, {key: _text(_plain(value)) for key, value in values.items()}, given)
 
 
-def assignments(texts: list[str]) -> dict[str, str]:
-    """`key=value` words as a mapping; ValueError names the one that is not."""
+def parse_assignments(texts: list[str]) -> dict[str, str]:
+    """Return `key=value` words as a mapping; raise ValueError for a word of another form."""
     for text in texts:
         if not re.fullmatch(r"[^=]+=.*", text, re.DOTALL):
             raise ValueError(f"--set {text!r} is not key=value, for example --set gpu.nodes.max=4")
     return {key.strip(): value for key, _, value in (text.partition("=") for text in texts)}
 
 
-def _document(path: Path) -> dict[str, object]:
+def _load_yaml(path: Path) -> dict[str, object]:
+    """Return a file's mapping, empty if it is another document; raise ValueError if the file cannot be read."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -99,12 +101,13 @@ def _document(path: Path) -> dict[str, object]:
 
 
 def _section(document: Mapping[str, object], key: str) -> dict[str, object]:
+    """Return the mapping at `key`, empty if there is none."""
     found = document.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def _parts(path: str, project: str) -> list[str | int]:
-    """`gpu.nodes[0]` as parts, the first with its namespace."""
+    """Split a path such as `gpu.nodes[0]`; the first part gets its namespace."""
     namespace, _, inner = path.rpartition(":")
     parts: list[str | int] = [word or int(index) for word, index in _PART.findall(inner)]
     if not parts or not isinstance(parts[0], str):
@@ -113,7 +116,7 @@ def _parts(path: str, project: str) -> list[str | int]:
 
 
 def _with(container: object, parts: list[str | int], value: object, *, only_if_absent: bool = False) -> object:
-    """A copy of nested maps and lists with the value at a path, what is missing on the way made."""
+    """Return a copy of nested maps and lists with the value at a path, creating missing levels."""
     if not parts:
         return container if only_if_absent and container is not None else value
     head, rest = parts[0], parts[1:]
@@ -128,7 +131,7 @@ def _with(container: object, parts: list[str | int], value: object, *, only_if_a
 
 
 def _plain(value: object) -> object:
-    """What an entry holds; `{secure: ...}` cannot be read here."""
+    """Replace each encrypted value (`{secure: ...}`) with the placeholder."""
     if isinstance(value, dict) and set(value) == {"secure"}:
         return ENCRYPTED
     if isinstance(value, dict):
@@ -137,5 +140,5 @@ def _plain(value: object) -> object:
 
 
 def _text(value: object) -> str:
-    """The engine's spelling: JSON for structures, `true` and `false`, plain text otherwise."""
+    """Return a value as the engine spells it: JSON for structures and booleans, plain text otherwise."""
     return json.dumps(value) if isinstance(value, (dict, list, bool)) else str(value)

@@ -121,7 +121,7 @@ class LiveStack:
             stack = self._open("outputs")
         except OperationError:
             known = [item.name for item in self._ask("outputs", self._workspace.list_stacks)]
-            if self.name in known or self.name not in configuration.files(self.folder):
+            if self.name in known or self.name not in configuration.list_stacks(self.folder):
                 raise
             return None
         found = self._ask("outputs", stack.outputs)
@@ -133,7 +133,7 @@ class LiveStack:
 
     def _check(self) -> None:
         """Mistakes in the settings are told before the engine starts, which takes seconds."""
-        if self.name in configuration.files(self.folder):
+        if self.name in configuration.list_stacks(self.folder):
             self._ask("preview", lambda: configuration.read(self.name, self._settings, self.folder).parse())
 
     def _open(self, verb: str, *, create: bool = False) -> automation.Stack:
@@ -142,7 +142,7 @@ class LiveStack:
             try:
                 self._opened = self._ask(verb, lambda: automation.Stack.select(self.name, self._workspace))
             except _UnknownError:
-                files = configuration.files(self.folder)
+                files = configuration.list_stacks(self.folder)
                 if not create or self.name not in files:
                     known = [item.name for item in self._ask(verb, self._workspace.list_stacks)]
                     raise diagnosis.unknown(self.name, known, files) from None
@@ -177,7 +177,7 @@ class LiveStack:
         config = self._ask(verb, stack.get_all_config)
         project = self._workspace.project_settings().name
         values = {key: str(item.value) for key, item in config.items()}
-        configured = configuration.Configuration(project, self.name, values).repaired()
+        configured = configuration.Configuration(project, self.name, values).parse_leniently()
         of_providers = {key: item for key, item in config.items() if not key.startswith(f"{project}:")}
         now = self._ask(verb, lambda: account.current(configured, of_providers, self._engine))
         if now != before.value:

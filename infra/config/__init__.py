@@ -1,1 +1,1 @@
-"""The settings of a stack, their validation and the problems found in them."""
+"""The settings of a stack, their validation and the problems in them."""

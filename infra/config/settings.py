@@ -1,4 +1,4 @@
-"""What every stack can configure; a cloud's own keys are in its folder."""
+"""The settings that every stack shares; a cloud's own keys are in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pydantic's errors told as problems: the key as a person types it, the value seen, what is legal, the fix."""
+"""Translation of pydantic's errors into problems: the key as the user types it, allowed values and the fix."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ _KINDS = {
     "dict": "keys and values",
     "model": "keys and values",
 }
-#: Filled in by the program, never by a person.
-_OWN = ("project", "stack")
+#: Set by the program, never by the user.
+_DERIVED = ("project", "stack")
 
 
-def tolerant(
+def validate_leniently(
     model: type[ModelT],
     data: object,
     prefix: tuple[str, ...] = (),
     names: Mapping[Path, str] | None = None,
     siblings: Sequence[str] = (),
 ) -> tuple[ModelT, list[Problem]]:
-    """Parse `data`; keys in error are told, then dropped or replaced by an example, so that later checks still run.
+    """Parse `data` and return its problems; invalid keys are dropped or get an example, so that later checks can run.
 
-    `prefix` is where `model` sits, `names` the configuration keys of fields that a provider holds, `siblings` further
-    legal top-level keys.
+    `prefix` is the path of `model`, `names` maps fields to the provider's keys that set them, `siblings` are further
+    allowed top-level keys.
     """
     try:
         return model.model_validate(data), []
     except ValidationError as error:
-        teller = _Teller(model, prefix, names or {}, siblings)
+        translator = _Translator(model, prefix, names or {}, siblings)
         repaired = dict(data) if isinstance(data, dict) else {}
         for item in error.errors():
             repaired = _without(repaired, item["loc"], model)
-        problems = [problem for item in error.errors() for problem in teller.tell(item)]
+        problems = [problem for item in error.errors() for problem in translator.translate(item)]
         return model.model_validate(_examples(model) | repaired), problems
 
 
 def _section(info: FieldInfo | None) -> type[BaseModel] | None:
-    """The model of a field that holds a section."""
+    """Return the model of a field that is a section, None for any other field."""
     annotation = info.annotation if info else None
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _without(data: dict[str, object], path: Path, model: type[BaseModel]) -> dict[str, object]:
-    """A copy of `data` whose value at `path` is gone, or is the field's example where it has no default."""
+    """Return a copy of `data` without the value at `path`; a field without default gets its example."""
     if not path:
         return {}
     head, rest = str(path[0]), path[1:]
@@ -77,29 +77,29 @@ def _without(data: dict[str, object], path: Path, model: type[BaseModel]) -> dic
 
 
 def _examples(model: type[BaseModel]) -> dict[str, object]:
-    """Stand-ins for the keys of a section that have no default."""
-    required = {name: info for name, info in model.model_fields.items() if info.is_required() and name not in _OWN}
+    """Return examples for the keys of a section that have no default."""
+    required = {name: info for name, info in model.model_fields.items() if info.is_required() and name not in _DERIVED}
     return {name: _examples(inner) if (inner := _section(info)) else _example(info) for name, info in required.items()}
 
 
 def _example(info: FieldInfo) -> object:
-    """A legal value to show, or to stand in for one that is missing."""
+    """Return an allowed value, to show or to use instead of a missing one."""
     if info.examples:
         return info.examples[0]
     return "<value>" if info.is_required() or info.default is None else info.default
 
 
 @dataclass(frozen=True)
-class _Teller:
-    """Turns one of pydantic's errors into problems."""
+class _Translator:
+    """Translates pydantic's errors into problems."""
 
     model: type[BaseModel]
     prefix: tuple[str, ...]
     names: Mapping[Path, str]
     siblings: Sequence[str]
 
-    def tell(self, item: ErrorDetails) -> list[Problem]:
-        """The problems behind one error: one, or one for each required key of a section that is missing."""
+    def translate(self, item: ErrorDetails) -> list[Problem]:
+        """Return the problems of one error; a missing section has one problem per required key."""
         path: Path = (*self.prefix, *item["loc"])
         key = self.names.get(path) or _dotted(path)
         if item["type"] == "extra_forbidden":
@@ -109,30 +109,30 @@ class _Teller:
             return _missing(key, info)
         if item["type"] == "tuple_type":
             return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", fix_by_removing(key), item["input"])]
-        wrong = item["msg"].removeprefix("Value error, ")
+        message = item["msg"].removeprefix("Value error, ")
         if _section(info) and item["type"] == "value_error":
-            # Keys of the section contradict each other: the message says how, a person decides which of them to change.
-            return [Problem(key, wrong, "keys that agree", fix_by_setting(f"{key}.<key>", "<value>"), item["input"])]
+            # Keys of the section contradict each other: the user decides which of them to change.
+            return [Problem(key, message, "keys that agree", fix_by_setting(f"{key}.<key>", "<value>"), item["input"])]
         example = _example(info) if info else "<value>"
-        legal, value = _legal(item, example)
-        return [Problem(key, wrong[:1].lower() + wrong[1:], legal, fix_by_setting(key, value), item["input"])]
+        allowed, value = _allowed(item, example)
+        return [Problem(key, message[:1].lower() + message[1:], allowed, fix_by_setting(key, value), item["input"])]
 
     def _unknown(self, key: str, item: ErrorDetails) -> Problem:
-        """A key that nobody reads, with those that are read at its place."""
+        """Return the problem of an unknown key, with the keys that its section allows."""
         *parents, last = item["loc"]
         owner: type[BaseModel] = self.model
         for part in parents:
             owner = _section(owner.model_fields.get(str(part))) or owner
         top = not parents and not self.prefix
-        own = [self.names.get((name,), name) for name in owner.model_fields if not (top and name in _OWN)]
-        legal = sorted([*own, *(self.siblings if top else ())])
-        close = difflib.get_close_matches(str(last), legal, n=1)
+        own = [self.names.get((name,), name) for name in owner.model_fields if not (top and name in _DERIVED)]
+        allowed = sorted([*own, *(self.siblings if top else ())])
+        close = difflib.get_close_matches(str(last), allowed, n=1)
         hint = f"unknown key, did you mean {close[0]!r}?" if close else "unknown key"
-        return Problem(key, hint, ", ".join(legal), fix_by_removing(key), item["input"])
+        return Problem(key, hint, ", ".join(allowed), fix_by_removing(key), item["input"])
 
 
 def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
-    """The innermost declared field on the way along `path`."""
+    """Return the innermost declared field along `path`."""
     owner: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in path:
@@ -144,7 +144,7 @@ def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
 
 
 def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
-    """A required key, or every required key of a missing section."""
+    """Return the problem of a missing key, or one per required key of a missing section."""
     section = _section(info)
     if section is not None:
         inner = section.model_fields.items()
@@ -153,8 +153,8 @@ def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
     return [Problem(key, "missing", f"for example {example}", fix_by_setting(key, example))]
 
 
-def _legal(item: ErrorDetails, example: object) -> tuple[str, object]:
-    """What is legal in words, and one legal value."""
+def _allowed(item: ErrorDetails, example: object) -> tuple[str, object]:
+    """Return the allowed values in words, and one of them."""
     context = item.get("ctx", {})
     if "expected" in context:
         words = str(context["expected"])
@@ -169,6 +169,7 @@ def _legal(item: ErrorDetails, example: object) -> tuple[str, object]:
 
 
 def _dotted(path: Path) -> str:
+    """Return a path as the user types it, such as `gpu.zones[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

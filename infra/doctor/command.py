@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{path} rewritten\n")
         return FINE
     if not arguments.stack:
-        known = ", ".join(configuration.files(arguments.cwd)) or "none"
+        known = ", ".join(configuration.list_stacks(arguments.cwd)) or "none"
         raise ValueError(f"--stack is missing; stacks with a file of settings: {known}")
     found = examine(arguments.stack, arguments.cwd, arguments.timeout)
     code = exit_code(found)
@@ -71,8 +71,8 @@ def exit_code(found: Sequence[Finding]) -> int:
 
 def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None = None) -> list[Finding]:
     """Every finding about stack `name`; ValueError where there is no such stack."""
-    if name not in configuration.files(folder):
-        known = ", ".join(configuration.files(folder)) or "none"
+    if name not in configuration.list_stacks(folder):
+        known = ", ".join(configuration.list_stacks(folder)) or "none"
         raise ValueError(f"no file Pulumi.{name}.yaml; stacks that have one: {known}")
     read = configuration.read(name, None, folder)
     seen = _Settings(read)
@@ -127,7 +127,7 @@ class _Settings:
             self.stack = self.read.parse()
         except SettingsError as error:
             self.problems = error.problems
-            self.stack = self.read.repaired()
+            self.stack = self.read.parse_leniently()
 
     @property
     def usable(self) -> bool:

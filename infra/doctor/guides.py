@@ -38,7 +38,7 @@ def table(causes: Sequence[Cause]) -> str:
 
 def hourly(stack: str) -> str:
     """What an hour of a stack of this repository costs, item by item, as its file of settings stands."""
-    settings = configuration.read(stack).repaired().settings
+    settings = configuration.read(stack).parse_leniently().settings
     lines = settings.cost_lines(settings.gpu.nodes.desired)
     rows = [f"| {line.count:g} x {line.what} | {line.count * line.on_demand_usd_per_hour:.2f} |" for line in lines]
     total = HourlyCost(lines).on_demand_usd
@@ -48,8 +48,8 @@ def hourly(stack: str) -> str:
 def hourly_of_all() -> str:
     """What an hour of every stack costs that pays for its nodes, and how much of it is the GPU nodes."""
     rows = []
-    for stack in configuration.files():
-        settings = configuration.read(stack).repaired().settings
+    for stack in configuration.list_stacks():
+        settings = configuration.read(stack).parse_leniently().settings
         lines = settings.cost_lines(settings.gpu.nodes.desired)
         if lines:
             pool, total = lines[0], HourlyCost(lines).on_demand_usd
@@ -74,7 +74,7 @@ def written(text: str, where: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
-        legal = list(known) if match["kind"] == "causes" else [*configuration.files(), "all"]
+        legal = list(known) if match["kind"] == "causes" else [*configuration.list_stacks(), "all"]
         if name not in legal:
             raise ValueError(f"{where}: no list of {match['kind']} {name!r}; legal: {', '.join(legal)}")
         costs = hourly_of_all() if name == "all" else hourly(name) if match["kind"] == "cost" else ""

@@ -334,7 +334,7 @@ def test_a_list_is_set_by_index_and_a_secret_is_not_decrypted(tmp_path: Path) ->
 def test_the_sections_that_are_checked_elsewhere_are_those_of_the_workloads() -> None:
     from workloads.settings import SECTIONS
 
-    assert set(configuration.ELSEWHERE) == set(SECTIONS)
+    assert set(configuration.UNCHECKED_SECTIONS) == set(SECTIONS)
 
 
 def test_a_mistake_in_set_is_mended_where_it_was_made() -> None:

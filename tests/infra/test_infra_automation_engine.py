@@ -269,7 +269,7 @@ def test_another_accounts_credentials_do_not_destroy_a_stack(
 
 def test_a_cloud_that_must_be_asked_is_asked_beside_the_stack(fourth: str, engine_env: None, tmp_path: Path) -> None:
     values = {"torchrec-cloud:cloud": fourth, "fourth:region": "north-1"}
-    configured = configuration.Configuration("torchrec-cloud", "x", values).repaired()
+    configured = configuration.Configuration("torchrec-cloud", "x", values).parse_leniently()
     assert account.current(configured, {}, Engine(print)) == "fourth-account"
     assert not list((tmp_path / "states").iterdir()), "neither the stack nor its lock is touched"
 
