@@ -171,7 +171,7 @@ def before_up(
 def test_a_cluster_that_exists_must_have_nodes_enough(well: FakeCluster, before_up: Look) -> None:
     assert one(before_up("nodes"), "nodes").status == "ok"
     finding = one(before_up("nodes", gpu__nodes__max=4, gpu__nodes__desired=4), "nodes")
-    assert finding.result == "3 of 3 nodes will do, gpu.nodes.desired is 4"
+    assert finding.result == "3 of 3 nodes are usable, gpu.nodes.desired is 4"
     assert finding.fix.startswith("pulumi config set --path gpu.nodes.desired 3")
 
 

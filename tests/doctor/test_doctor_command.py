@@ -93,7 +93,7 @@ def test_a_problem_ends_with_1_and_stands_in_the_table_with_its_cure(doctor: Doc
     assert code == 1
     row = next(text for text in told.out.splitlines() if text.startswith("nodes"))
     assert "PROBLEM" in row
-    assert "1 of 1 nodes will do" in row
+    assert "1 of 1 nodes are usable" in row
     assert "pulumi config set --path gpu.nodes.desired 1" in row
     assert told.out.splitlines()[-1].startswith("stack local: 1 to fix")
     assert "checks ..." in told.err, "progress goes to stderr"

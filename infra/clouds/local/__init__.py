@@ -1,1 +1,1 @@
-"""A Kubernetes cluster that exists already: reached by a kubeconfig context, with GPUs or without."""
+"""An existing Kubernetes cluster, with or without GPUs, that a kubeconfig context leads to."""

@@ -1,4 +1,4 @@
-"""The provider of a cluster that exists already."""
+"""The Kubernetes provider of an existing cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.clouds.local.settings import KubeconfigSettings
 
 
 class ExistingCluster(pulumi.ComponentResource):
-    """One context of a kubeconfig, held as a secret and cut down to that context."""
+    """One context of a kubeconfig, stored as a secret without the other contexts."""
 
     context: str
     kubeconfig: pulumi.Output[str]
@@ -20,7 +20,7 @@ class ExistingCluster(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:local:Cluster", name, None, opts)
         found = kubeconfig.read(kubeconfig.locate(settings.path))
         self.context = settings.context or found.current or ""
-        self.kubeconfig = pulumi.Output.secret(kubeconfig.only(found, self.context))
+        self.kubeconfig = pulumi.Output.secret(kubeconfig.extract_context(found, self.context))
         self.provider = k8s.Provider(
             f"{name}-k8s",
             kubeconfig=self.kubeconfig,

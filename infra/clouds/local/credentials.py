@@ -1,4 +1,4 @@
-"""Which API server the kubeconfig's context leads to, and what it says when it refuses the credentials."""
+"""The API server of the kubeconfig's context, and the messages with which it rejects credentials."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ REFUSED: Sequence[str] = (
 
 
 def account(settings: Settings) -> str:
-    """The server's address; ValueError where the kubeconfig cannot say it."""
+    """Return the server's address, or raise ValueError if the kubeconfig does not name it."""
     found = kubeconfig.read(kubeconfig.locate(settings.kubeconfig.path))
-    return kubeconfig.server(found, settings.kubeconfig.context or found.current or "")
+    return kubeconfig.find_server(found, settings.kubeconfig.context or found.current or "")

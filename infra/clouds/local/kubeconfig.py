@@ -1,4 +1,4 @@
-"""Reading a kubeconfig and cutting it down to the one context that the stack uses."""
+"""Reads a kubeconfig and extracts the one context that the stack uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE_KEYS = ("certificate-authority", "client-certificate", "client-key", "toke
 
 @dataclass(frozen=True)
 class Kubeconfig:
-    """A parsed kubeconfig: where it lies, its contexts, its current one, and the document itself."""
+    """A parsed kubeconfig: its path, its contexts, the current context, and the document itself."""
 
     path: Path
     contexts: tuple[str, ...]
@@ -22,13 +22,13 @@ class Kubeconfig:
 
 
 def locate(path: str | None) -> Path:
-    """The file that kubectl would use: the path given, else the first of $KUBECONFIG, else ~/.kube/config."""
+    """Return the file that kubectl would use: `path`, else the first of $KUBECONFIG, else ~/.kube/config."""
     given = path or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
     return Path(given).expanduser() if given else Path.home() / ".kube" / "config"
 
 
 def read(path: Path) -> Kubeconfig:
-    """Parse the file; ValueError in one line when it is absent or is no kubeconfig."""
+    """Parse the file, or raise ValueError with a one-line message if it is missing or not a kubeconfig."""
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -37,18 +37,20 @@ def read(path: Path) -> Kubeconfig:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     listed = document.get("contexts") if isinstance(document, dict) else None
     if not isinstance(listed, list):
-        raise ValueError(f"{path} has no list of contexts")  # noqa: TRY004 - the file's content is wrong, not a type
+        raise ValueError(f"{path} has no list of contexts")  # noqa: TRY004 - the content of the file is wrong, not a type
     names = tuple(str(item["name"]) for item in listed if isinstance(item, dict) and "name" in item)
     current = document.get("current-context")
     return Kubeconfig(path, names, str(current) if current else None, document)
 
 
-def only(kubeconfig: Kubeconfig, context: str) -> str:
-    """The kubeconfig as YAML with nothing but `context`, its cluster and its user; file references made absolute."""
-    chosen = _named(kubeconfig.document, "contexts", context)
+def extract_context(kubeconfig: Kubeconfig, context: str) -> str:
+    """Return a kubeconfig as YAML with only `context`, its cluster and its user, and with absolute file paths."""
+    chosen = _find_entry(kubeconfig.document, "contexts", context)
     inner = chosen.get("context")
     assert isinstance(inner, dict), f"context {context} is empty"
-    cluster = _absolute(_named(kubeconfig.document, "clusters", str(inner.get("cluster"))), "cluster", kubeconfig.path)
+    cluster = _with_absolute_paths(
+        _find_entry(kubeconfig.document, "clusters", str(inner.get("cluster"))), "cluster", kubeconfig.path
+    )
     users = [str(inner["user"])] if "user" in inner else []
     document = {
         "apiVersion": "v1",
@@ -56,23 +58,26 @@ def only(kubeconfig: Kubeconfig, context: str) -> str:
         "current-context": context,
         "contexts": [chosen],
         "clusters": [cluster],
-        "users": [_absolute(_named(kubeconfig.document, "users", user), "user", kubeconfig.path) for user in users],
+        "users": [
+            _with_absolute_paths(_find_entry(kubeconfig.document, "users", user), "user", kubeconfig.path)
+            for user in users
+        ],
     }
     return yaml.safe_dump(document, sort_keys=True)
 
 
-def server(kubeconfig: Kubeconfig, context: str) -> str:
-    """The address of the API server that a context leads to; ValueError where the file does not say."""
-    inner = _named(kubeconfig.document, "contexts", context).get("context")
+def find_server(kubeconfig: Kubeconfig, context: str) -> str:
+    """Return the address of a context's API server, or raise ValueError if the file does not name it."""
+    inner = _find_entry(kubeconfig.document, "contexts", context).get("context")
     cluster = inner.get("cluster") if isinstance(inner, dict) else None
-    found = _named(kubeconfig.document, "clusters", str(cluster)).get("cluster")
+    found = _find_entry(kubeconfig.document, "clusters", str(cluster)).get("cluster")
     address = found.get("server") if isinstance(found, dict) else None
     if not address:
         raise ValueError(f"{kubeconfig.path} names no server for context {context!r}")
     return str(address)
 
 
-def _named(document: dict[str, object], kind: str, name: str) -> dict[str, object]:
+def _find_entry(document: dict[str, object], kind: str, name: str) -> dict[str, object]:
     items = document.get(kind)
     for item in items if isinstance(items, list) else []:
         if isinstance(item, dict) and item.get("name") == name:
@@ -80,11 +85,11 @@ def _named(document: dict[str, object], kind: str, name: str) -> dict[str, objec
     raise ValueError(f"the kubeconfig has no entry {name!r} under {kind}")
 
 
-def _absolute(item: dict[str, object], kind: str, path: Path) -> dict[str, object]:
+def _with_absolute_paths(item: dict[str, object], kind: str, path: Path) -> dict[str, object]:
     inner = item.get(kind)
     if not isinstance(inner, dict):
         return item
-    fixed = {
+    absolute = {
         key: str((path.parent / str(value)).resolve()) if key in _FILE_KEYS else value for key, value in inner.items()
     }
-    return {**item, kind: fixed}
+    return {**item, kind: absolute}

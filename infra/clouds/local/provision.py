@@ -1,4 +1,4 @@
-"""From the settings of an existing cluster to the contract."""
+"""Provisions a stack on an existing cluster: from its settings to the cluster contract."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pulumi
 
 from infra.catalog import InstanceType
 from infra.clouds.local.cluster import ExistingCluster
-from infra.clouds.local.settings import NodeSettings, Settings
+from infra.clouds.local.settings import Gpu, Settings
 from infra.clouds.local.storage import LocalStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool, Identity, Registry
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-    """A namespace and a claim on the cluster that the kubeconfig names; nothing else of it is touched."""
+    """Register a namespace and a volume claim on the existing cluster, and change nothing else there."""
     cluster = ExistingCluster(name, settings.kubeconfig, opts)
     fabric = Fabric(name="tcp")
     on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
@@ -39,9 +39,9 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
     )
 
 
-def gpu_pool(gpu: NodeSettings) -> GpuPool:
-    """The pool as the contract states it; without GPUs nothing is selected, tolerated or limited."""
-    facts = InstanceType(
+def gpu_pool(gpu: Gpu) -> GpuPool:
+    """Return the pool in the contract's form; without GPUs it has no tolerations and no limits."""
+    instance = InstanceType(
         cloud="local",
         name="existing",
         gpu_model=gpu.model,
@@ -59,9 +59,8 @@ def gpu_pool(gpu: NodeSettings) -> GpuPool:
         source="settings of the stack",
     )
     has_gpus = gpu.gpus_per_node > 0
-    missing = None if gpu.chart == "present" else ChartRequest(gpu.chart)
     return GpuPool(
-        instance=facts,
+        instance=instance,
         num_nodes_min=gpu.nodes.min,
         num_nodes_desired=gpu.nodes.desired,
         num_nodes_max=gpu.nodes.max,
@@ -69,6 +68,6 @@ def gpu_pool(gpu: NodeSettings) -> GpuPool:
         tolerations=(GPU_TAINT,) if has_gpus and gpu.tolerate_taint else (),
         resource_limits={"nvidia.com/gpu": str(gpu.gpus_per_node)} if has_gpus else {},
         shared_memory_gib=gpu.shared_memory_gib,
-        chart=missing,
+        chart=None if gpu.chart == "present" else ChartRequest(gpu.chart),
         exports_metrics=not has_gpus,
     )

@@ -1,4 +1,4 @@
-"""What a stack configures about a cluster that exists already."""
+"""The settings of a stack on an existing cluster, and their validation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from infra.contract import AccessMode
 
 
 class KubeconfigSettings(Section):
-    """Which cluster: unset, what kubectl would talk to (`$KUBECONFIG`, `~/.kube/config`, its current context)."""
+    """The cluster to use; defaults to kubectl's: `$KUBECONFIG` or `~/.kube/config`, and its current context."""
 
     path: str | None = None
     context: str | None = None
 
 
-class NodeSettings(GpuSettings):
-    """The nodes that train; without GPUs they are any nodes and the trainer runs on CPU.
+class Gpu(GpuSettings):
+    """The nodes that train; without GPUs these are any nodes, and the trainer runs on their CPUs.
 
-    `chart` is what is missing to make GPUs schedulable; "present" where `kubectl describe node` shows nvidia.com/gpu.
+    `chart` is the chart to install so that GPUs become schedulable; "present" if nodes already advertise
+    nvidia.com/gpu, which `kubectl describe node` shows.
     """
 
     gpus_per_node: int = Field(0, ge=0, le=16)
@@ -38,22 +39,22 @@ class NodeSettings(GpuSettings):
     tolerate_taint: bool = True
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across this section's keys."""
+        """Yield problems across this section's keys."""
         yield from super().problems()
         if self.chart != "present" and not self.gpus_per_node:
-            legal = "gpu.gpus_per_node of at least 1, or gpu.chart present"
-            yield Problem("gpu.chart", "needs GPUs", legal, fix_by_setting("gpu.gpus_per_node", 1), self.chart)
+            allowed = "gpu.gpus_per_node of at least 1, or gpu.chart present"
+            fix = fix_by_setting("gpu.gpus_per_node", 1)
+            yield Problem("gpu.chart", "a chart for GPUs on a pool without GPUs", allowed, fix, self.chart)
         if self.gpus_per_node and not self.hbm_gib_per_gpu:
-            yield Problem(
-                "gpu.hbm_gib_per_gpu", "unknown", "one GPU's memory", fix_by_setting("gpu.hbm_gib_per_gpu", 24), 0
-            )
+            key = "gpu.hbm_gib_per_gpu"
+            yield Problem(key, "missing", "the memory of one GPU in GiB", fix_by_setting(key, 24), 0)
 
 
 class Storage(StorageSettings):
-    """A path on the node, or a storage class of the cluster; neither means the cluster's default class.
+    """A path on the node, or a storage class of the cluster; by default the cluster's default class.
 
-    A host path is shared only on a cluster of one node, where it must be writable for group 0 (`install -d -m 2775`),
-    the group of the trainer's user. `bucket_uri` may be any bucket, or the storage's writable folder.
+    A host path is shared only on a cluster of one node. It must be writable for group 0, the group of the trainer's
+    user (`install -d -m 2775`). `bucket_uri` may be any bucket, or the storage's writable folder.
     """
 
     size_gib: int = Field(10, gt=0)
@@ -65,32 +66,24 @@ class Storage(StorageSettings):
 
     @property
     def keeps_claim(self) -> bool:
-        """Whether destroy leaves the claim, and so its namespace; a host path stays on its node anyway."""
+        """Return whether destroy keeps the claim and its namespace; a host path always stays on its node."""
         return self.on_destroy == "keep" and self.host_path is None
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across this section's keys."""
+        """Yield problems across this section's keys."""
         if self.host_path and self.storage_class:
-            legal = "one of storage.host_path and storage.storage_class"
-            yield Problem(
-                "storage.storage_class", "beside storage.host_path", legal, fix_by_removing("storage.storage_class")
-            )
+            key, allowed = "storage.storage_class", "either storage.host_path or storage.storage_class"
+            yield Problem(key, "set together with storage.host_path", allowed, fix_by_removing(key))
         folder, writable = self.bucket_uri.removeprefix("file://"), f"{self.mount_path.rstrip('/')}/{WORK_FOLDER}"
         inside = folder == writable or folder.startswith(writable + "/")
         if self.bucket_uri.startswith("file://") and not inside:
-            wrong = f"outside {writable}, the one folder of the storage that a pod may write to"
-            legal = f"file://{writable} or a folder in it"
-            yield Problem(
-                "storage.bucket_uri",
-                wrong,
-                legal,
-                fix_by_setting("storage.bucket_uri", f"file://{writable}"),
-                self.bucket_uri,
-            )
+            key, allowed = "storage.bucket_uri", f"file://{writable} or a folder in it"
+            message = f"outside {writable}, the only folder of the storage that a pod may write to"
+            yield Problem(key, message, allowed, fix_by_setting(key, f"file://{writable}"), self.bucket_uri)
 
 
 class RegistrySettings(Section):
-    """A registry that both this machine and the cluster reach; unset, `job.image` names an image that exists."""
+    """A registry that this machine and the cluster can reach; if unset, `job.image` names an existing image."""
 
     repository: str | None = None
 
@@ -99,40 +92,39 @@ class Settings(StackSettings):
     """All keys of a stack on an existing cluster."""
 
     kubeconfig: KubeconfigSettings = KubeconfigSettings()
-    gpu: NodeSettings = NodeSettings()
+    gpu: Gpu = Gpu()
     storage: Storage = Storage()
     registry: RegistrySettings = RegistrySettings()
 
     @property
     def gpus_per_node(self) -> int:
-        """What the settings say of the nodes that exist."""
+        """Return the number of GPUs that the settings state for each node."""
         return self.gpu.gpus_per_node
 
     @property
     def has_registry(self) -> bool:
-        """Whether one was named."""
+        """Return whether the settings name a registry."""
         return self.registry.repository is not None
 
     def problems(self) -> Iterable[Problem]:
-        """Mistakes across sections, the kubeconfig's contexts included."""
+        """Yield problems across sections, including the kubeconfig's."""
         yield from super().problems()
         yield from self.storage.problems()
+        yield from self._kubeconfig_problems()
+
+    def _kubeconfig_problems(self) -> Iterable[Problem]:
+        """Check that the kubeconfig can be read and has the context."""
         try:
             found = kubeconfig.read(kubeconfig.locate(self.kubeconfig.path))
         except ValueError as error:
             key = "kubeconfig.path"
-            yield Problem(
-                key, str(error), "the path of a kubeconfig", fix_by_setting(key, "~/.kube/config"), self.kubeconfig.path
-            )
+            fix = fix_by_setting(key, "~/.kube/config")
+            yield Problem(key, str(error), "the path of a kubeconfig", fix, self.kubeconfig.path)
             return
         key = "kubeconfig.context"
         if self.kubeconfig.context is not None:
             yield from one_of(key, self.kubeconfig.context, found.contexts)
         elif found.current not in found.contexts:
             example = found.contexts[0] if found.contexts else "<context>"
-            yield Problem(
-                key,
-                f"not set, and {found.path} has no current context",
-                " | ".join(found.contexts),
-                fix_by_setting(key, example),
-            )
+            message, fix = f"not set, and {found.path} has no current context", fix_by_setting(key, example)
+            yield Problem(key, message, " | ".join(found.contexts), fix)

@@ -1,4 +1,4 @@
-"""Shared storage of an existing cluster: a path on its node, or a claim against a storage class."""
+"""Shared storage of an existing cluster: a path on its node, or a claim on a storage class."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ class LocalStorage(pulumi.ComponentResource):
         self, name: str, settings: Settings, namespace: k8s.core.v1.Namespace, opts: pulumi.ResourceOptions
     ) -> None:
         super().__init__("torchrec-cloud:local:Storage", name, None, opts)
-        wanted = settings.storage
+        chosen = settings.storage
         self.facts = Storage(
             claim_name="datasets",
-            mount_path=wanted.mount_path,
-            size_gib=wanted.size_gib,
-            access_mode="ReadWriteMany" if wanted.host_path else wanted.access_mode,
+            mount_path=chosen.mount_path,
+            size_gib=chosen.size_gib,
+            access_mode="ReadWriteMany" if chosen.host_path else chosen.access_mode,
         )
-        child = pulumi.ResourceOptions(parent=self, retain_on_delete=wanted.keeps_claim)
-        where = namespace.metadata.name
-        if wanted.host_path:
-            source = k8s.core.v1.HostPathVolumeSourceArgs(path=wanted.host_path, type="DirectoryOrCreate")
-            static_volume(name, self.facts, where, settings.labels, child, host_path=source)
+        child = pulumi.ResourceOptions(parent=self, retain_on_delete=chosen.keeps_claim)
+        if chosen.host_path:
+            source = k8s.core.v1.HostPathVolumeSourceArgs(path=chosen.host_path, type="DirectoryOrCreate")
+            static_volume(name, self.facts, namespace.metadata.name, settings.labels, child, host_path=source)
         else:
-            volume_claim(name, self.facts, where, settings.labels, child, storage_class=wanted.storage_class)
+            volume_claim(
+                name, self.facts, namespace.metadata.name, settings.labels, child, storage_class=chosen.storage_class
+            )
         self.register_outputs({"claim": self.facts.claim_name})
