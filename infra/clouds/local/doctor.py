@@ -11,8 +11,8 @@ from infra.clouds.local import kubeconfig
 from infra.clouds.local.credentials import LOGIN
 from infra.clouds.local.settings import Settings
 from infra.contract import GPU_LABEL
-from infra.findings.kube import Kube
 from infra.findings.model import Cause, Check, Context, Finding, ok, problem, skipped
+from infra.kube_api import KubeApi
 
 PACKAGES: Sequence[str] = ()
 
@@ -77,9 +77,9 @@ class Queries:
         return self.settings.kubeconfig.context or self._kubeconfig.current or ""
 
     @cached_property
-    def kube(self) -> Kube:
+    def kube(self) -> KubeApi:
         """The cluster's API, opened once."""
-        return Kube(kubeconfig.extract_context(self._kubeconfig, self.context), LOGIN)
+        return KubeApi.from_text(kubeconfig.extract_context(self._kubeconfig, self.context), LOGIN)
 
     @cached_property
     def _kubeconfig(self) -> kubeconfig.Kubeconfig:
@@ -87,7 +87,7 @@ class Queries:
 
     def server(self) -> Finding:
         """Check that the API server answers."""
-        version = self.kube.get("/version").get("gitVersion", "of an unknown version")
+        version = (self.kube.find("/version") or {}).get("gitVersion") or "of an unknown version"
         return ok(f"context {self.context}, Kubernetes {version}")
 
     def nodes(self) -> Finding:
