@@ -54,5 +54,5 @@ def test_gpus_are_left_to_their_own_allocator() -> None:
 def test_another_c_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert apply_malloc("auto", torch.device("cpu")) == "system"
-    with pytest.raises(UserError, match=r"train\.malloc is keep, which needs glibc.*legal: auto, system"):
+    with pytest.raises(UserError, match=r"train\.malloc is keep, which needs glibc.*allowed: auto, system"):
         apply_malloc("keep", torch.device("cpu"))

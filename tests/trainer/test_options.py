@@ -210,7 +210,7 @@ def test_precision_auto_picks_by_what_the_device_has_and_says_why(monkeypatch: p
         assert precision == expected
         assert "bf16" in reason
     for wanted in ("bf16", "tf32"):
-        with pytest.raises(ValueError, match=rf"train\.precision is {wanted}.*legal: auto, fp32"):
+        with pytest.raises(ValueError, match=rf"train\.precision is {wanted}.*allowed: auto, fp32"):
             numerics.choose_precision(wanted, cpu)
 
 

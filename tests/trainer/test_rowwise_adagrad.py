@@ -98,7 +98,7 @@ def test_both_train_the_same_and_auto_says_which_it_takes() -> None:
 def test_auto_leaves_other_optimizers_to_fbgemm_and_a_name_is_refused() -> None:
     adagrad = {"optim.sparse.optimizer": "adagrad"} | PLANS["table_wise"]
     assert update_of(adagrad) == "fbgemm"
-    with pytest.raises(UserError, match=r"optim\.sparse\.update is coalesced.*adagrad on cpu; legal here: auto, fb"):
+    with pytest.raises(UserError, match=r"optim\.sparse\.update is coalesced.*adagrad on cpu; allowed: auto, fb"):
         update_of(adagrad | {"optim.sparse.update": "coalesced"})
 
 

@@ -140,7 +140,7 @@ def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, back
 @pytest.mark.parametrize("option", ["sharding.forward_precision", "sharding.backward_precision"])
 def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
     config = tiny({option: "bf16"})
-    with pytest.raises(UserError, match=rf"{option} is bf16.*legal there: fp32, fp16, int8"), alone(config) as runtime:
+    with pytest.raises(UserError, match=rf"{option} is bf16.*allowed on CPU: fp32, fp16, int8"), alone(config) as runtime:
         build_sharded_model(config, runtime)
 
 
@@ -227,7 +227,7 @@ def test_the_reserved_share_of_the_memory_counts() -> None:
 
 def test_kernels_that_fit_no_allowed_type_are_told() -> None:
     config = tiny({"sharding.types": ["data_parallel"], "sharding.kernels": ["fused"]})
-    with pytest.raises(UserError, match=r"sharding\.kernels fused; legal on CPU"), alone(config) as runtime:
+    with pytest.raises(UserError, match=r"sharding\.kernels fused; allowed on CPU"), alone(config) as runtime:
         build_sharded_model(config, runtime)
 
 

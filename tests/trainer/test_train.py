@@ -305,7 +305,7 @@ def test_a_run_goes_on_when_it_gets_more_epochs(here: Here) -> None:
 
 def test_a_batch_larger_than_the_run_is_told(here: Here) -> None:
     message = here.fails(train__steps=None, data__train_samples=20)
-    assert "train.batch_size is 48, more than the 20 samples of the run" in message
+    assert "train.batch_size is larger than the run: got 48; allowed: at most 20" in message
     assert here.code == 2
 
 

@@ -86,7 +86,7 @@ def read_history(file: Path) -> History:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"report: {file} cannot be read ({error}). Fix: give the folder of a run's logs, written with --metrics.jsonl true"
+            f"report: {file} cannot be read ({error}). Fix: give a run's log folder, written with --metrics.jsonl true"
         ) from None
     events = [event for event in map(_event, text.splitlines()) if event is not None]
     trained = [event for event in events if event["event"] == "train"]
@@ -180,8 +180,8 @@ def page(history: History, figure: Figure) -> str:
     svg = drawn.getvalue()
     svg = svg[svg.index("<svg") :]
     rows = "\n".join(
-        f"<tr><td>{_format_time(history.began + m.seconds)}</td><td>{m.seconds:,.1f}</td><td>{m.kind}</td><td>{m.step:,}</td>"
-        f"<td>{html.escape(m.text)}</td></tr>"
+        f"<tr><td>{_format_time(history.began + m.seconds)}</td><td>{m.seconds:,.1f}</td><td>{m.kind}</td>"
+        f"<td>{m.step:,}</td><td>{html.escape(m.text)}</td></tr>"
         for m in history.marks
     )
     title = html.escape(summary(history))

@@ -1,1 +1,1 @@
-"""The recommender models and their interaction layers."""
+"""Recommender models and their interaction layers."""

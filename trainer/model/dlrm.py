@@ -1,7 +1,7 @@
-"""The model: DLRM over an EmbeddingBagCollection, and the task that adds the loss.
+"""DLRM over an EmbeddingBagCollection, and the task that adds the loss.
 
-Shapes: B samples, D embedding_dim, F sparse features. The embedding tables are made on the meta device: the sharder
-gives each process memory for its own shards only, and `trainer.sharding.local_shards` fills them.
+Shapes: B samples, D embedding_dim, F sparse features. The embedding tables are created on the meta device: the sharder
+allocates only the shards of each process, and `trainer.sharding.local_shards` fills them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trainer.runtime.precision import Precision, autocast
 
 
 def mlp(sizes: tuple[int, ...], last_is_linear: bool) -> nn.Sequential:
-    """Linear layers with ReLU between (and after the last one unless `last_is_linear`)."""
+    """Return linear layers with ReLU after each, except after the last one if `last_is_linear`."""
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(fan_in, fan_out))
         if not (last_is_linear and i == len(sizes) - 2):
-            layers.append(nn.ReLU(inplace=True))  # the layer before does not need what it overwrites
+            layers.append(nn.ReLU(inplace=True))  # the layer before does not need its output for the backward pass
     return nn.Sequential(*layers)
 
 
 class DenseTower(nn.Module):
-    """Bottom MLP: (B, num_dense) -> (B, D), in the chosen arithmetic."""
+    """Bottom MLP: (B, num_dense) -> (B, D), in the selected precision."""
 
     def __init__(self, num_dense: int, config: ModelConfig, precision: Precision) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DenseTower(nn.Module):
         self.precision = precision
 
     def forward(self, dense: Tensor) -> Tensor:
-        """(B, num_dense) float32 -> (B, D) in the autocast type."""
+        """Return (B, D) in the autocast type for (B, num_dense) in float32."""
         with autocast(self.precision, dense.device.type):
             out: Tensor = self.layers(dense)
             return out
@@ -65,17 +65,17 @@ class TopTower(nn.Module):
         self.precision = precision
 
     def forward(self, dense_BD: Tensor, pooled: KeyedTensor) -> Tensor:
-        """Logits (B) in float32."""
+        """Return logits (B) in float32."""
         with autocast(self.precision, dense_BD.device.type):
             logits: Tensor = self.layers(self.interaction(dense_BD, pooled))
         return logits.squeeze(1).float()
 
 
 class MeanPooling(nn.Module):
-    """Sums of embeddings -> means, by the number of ids of each sample; no id at all stays a zero vector.
+    """Divides sums of embeddings by the number of ids of each sample; a sample without ids keeps its zero vector.
 
-    TorchRec's own mean pooling is not used: as soon as one table is sharded row-wise, it divides the output of every
-    table, also of those whose kernel has divided already (torchrec 1.9.2, ShardedEmbeddingBagCollection).
+    TorchRec's mean pooling is not used: if any table is sharded row-wise, it divides the output of every table, also of
+    tables whose kernel has already divided (torchrec 1.9.2, ShardedEmbeddingBagCollection).
     """
 
     def __init__(self, features: tuple[str, ...]) -> None:
@@ -83,7 +83,7 @@ class MeanPooling(nn.Module):
         self.features = features
 
     def forward(self, summed: KeyedTensor, sparse: KeyedJaggedTensor) -> KeyedTensor:
-        """F pooled sums and the F sparse features, whose order may differ -> F means in the order of the sums."""
+        """Return F means in the order of the F pooled sums; the order of the F sparse features may differ."""
         keys = summed.keys()
         row = {feature: f for f, feature in enumerate(sparse.keys())}
         lengths_FB = sparse.lengths().view(len(row), -1)[[row[key] for key in keys]]
@@ -94,8 +94,7 @@ class MeanPooling(nn.Module):
 
 
 class Dlrm(nn.Module):
-    """Deep learning recommendation model (Naumov et al. 2019), with the embedding collection as its one sharded
-    part."""
+    """Deep learning recommendation model (Naumov et al. 2019); only the embedding collection is sharded."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class Dlrm(nn.Module):
         self.top_tower = TopTower(features, config.model, precision, config.train.fused_interaction)
 
     def forward(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """Dense features (B, num_dense) and F sparse features -> logits (B)."""
+        """Return logits (B) for dense features (B, num_dense) and F sparse features."""
         pooled = self.embeddings(sparse)
         if self.mean_pooling is not None:
             pooled = self.mean_pooling(pooled, sparse)
@@ -123,16 +122,16 @@ class Dlrm(nn.Module):
 
 
 class Loss(nn.Module):
-    """Mean binary cross-entropy from logits; a leaf for the pipeline's tracer."""
+    """Mean binary cross-entropy from logits; a leaf module for the pipeline's tracer."""
 
     def forward(self, logits_B: Tensor, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """-> loss, and (loss, logits, labels, weights) detached for the metrics."""
+        """Return the loss, and (loss, logits, labels, weights) detached for the metrics."""
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B)
         return loss, (loss.detach(), logits_B.detach(), batch.labels_B, batch.weights_B)
 
 
 class TrainTask(nn.Module):
-    """What the training pipeline runs: a batch -> its loss and predictions."""
+    """The module that the training pipeline runs: from a batch to its loss and predictions."""
 
     def __init__(self, model: Dlrm) -> None:
         super().__init__()
@@ -140,14 +139,14 @@ class TrainTask(nn.Module):
         self.loss = Loss()
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """See Loss.forward."""
+        """Return the loss, and (loss, logits, labels, weights) detached for the metrics."""
         logits = self.model(batch.dense_BD, batch.sparse)
         result: tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor | None]] = self.loss(logits, batch)
         return result
 
 
 def table_configs(config: TrainConfig, rows: tuple[int, ...], pooling: PoolingType) -> list[EmbeddingBagConfig]:
-    """One table per sparse feature, in canonical order."""
+    """Return the configuration of one table per sparse feature, in canonical order."""
     return [
         EmbeddingBagConfig(
             name=table,
@@ -161,7 +160,7 @@ def table_configs(config: TrainConfig, rows: tuple[int, ...], pooling: PoolingTy
 
 
 def build_model(config: TrainConfig, precision: Precision) -> Dlrm:
-    """A Dlrm with seeded dense weights on the CPU and tables on the meta device."""
+    """Return a Dlrm with seeded dense weights on the CPU and tables on the meta device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         model = Dlrm(config, precision, torch.device("meta"))

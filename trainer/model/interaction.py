@@ -1,8 +1,8 @@
-"""How the dense vector and the pooled embeddings meet: pairwise dot products, or a low-rank cross network.
+"""Interactions of the dense vector with the pooled embeddings: pairwise dot products, or a low-rank cross network.
 
-Shapes: B samples, F sparse features, D embedding_dim, K = F + 1 vectors of a sample (the dense one first), P = K (K -
-1) / 2 pairs. TorchRec hands over the features in the order of its sharding plan; both interactions put them in the
-canonical order, because the weights of the layer behind them must mean the same under every plan.
+Shapes: B samples, F sparse features, D embedding_dim, K = F + 1 vectors per sample (the dense one first),
+P = K (K - 1) / 2 pairs. TorchRec outputs the features in the order of its sharding plan. Both interactions restore the
+canonical order, because the weights of the next layer must have the same meaning under every plan.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 
 class FeatureOrder(nn.Module):
-    """Where each canonical feature stands in the output of the sharded embedding collection."""
+    """The position of each canonical feature in the output of the sharded embedding collection."""
 
     def __init__(self, features: tuple[str, ...]) -> None:
         super().__init__()
         self.features = features
-        self._seen: list[str] | None = None
-        self._position: tuple[int, ...] = ()
+        self._keys: list[str] | None = None
+        self._positions: tuple[int, ...] = ()
 
     def positions(self, keys: list[str]) -> tuple[int, ...]:
-        """For canonical feature f its row in an output whose rows are `keys`."""
-        if keys != self._seen:
+        """Return for each canonical feature its row in an output with rows `keys`."""
+        if keys != self._keys:
             row = {key: i for i, key in enumerate(keys)}
-            self._position = tuple(row[feature] for feature in self.features)
-            self._seen = list(keys)
-        return self._position
+            self._positions = tuple(row[feature] for feature in self.features)
+            self._keys = list(keys)
+        return self._positions
 
 
 class DotInteraction(FeatureOrder):
-    """Dense vector and the P dot products of all pairs: (B, D), F x (B, D) -> (B, D + P). Naumov et al. 2019, section
-    2.1."""
+    """The dense vector and P dot products of all pairs: (B, D), F x (B, D) -> (B, D + P) (Naumov et al. 2019, 2.1)."""
 
     def __init__(self, features: tuple[str, ...], fused: bool = True) -> None:
         super().__init__(features)
@@ -44,12 +43,12 @@ class DotInteraction(FeatureOrder):
         self._pairs_of: tuple[int, ...] = ()
 
     def output_dim(self, embedding_dim: int) -> int:
-        """Columns of the result."""
+        """Return the number of columns of the result."""
         k = len(self.features) + 1
         return embedding_dim + k * (k - 1) // 2
 
     def forward(self, dense_BD: Tensor, pooled: KeyedTensor) -> Tensor:
-        """(B, D) and a KeyedTensor of F features with D columns each -> (B, D + P)."""
+        """Return (B, D + P) for (B, D) and a KeyedTensor of F features with D columns each."""
         chosen, mirrored = self._pair_indices(self.positions(pooled.keys()), dense_BD.device)
         if self.fused:
             out: Tensor = _DenseAndPairs.apply(dense_BD, pooled.values(), chosen, mirrored)
@@ -61,8 +60,10 @@ class DotInteraction(FeatureOrder):
         return torch.cat([dense_BD, pairs_BP], dim=1)
 
     def _pair_indices(self, positions: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Where in the K x K products the canonical pairs i < j are (P); for each product its pair (K K), any for the
-        diagonal."""
+        """Return the products of the pairs i < j among K x K (P), and the pair of each product (K K).
+
+        The pair of a product on the diagonal is arbitrary.
+        """
         if self._pairs is None or self._pairs_of != positions or self._pairs[0].device != device:
             row = torch.tensor((0, *(p + 1 for p in positions)), dtype=torch.int64)
             k = row.numel()
@@ -75,16 +76,16 @@ class DotInteraction(FeatureOrder):
 
 
 class _DenseAndPairs(torch.autograd.Function):
-    """The dense vector beside the dot products of chosen pairs, with one matrix product forward and one backward.
+    """The dense vector and the dot products of chosen pairs, with one matrix product forward and one backward.
 
-    Z = C C^T is symmetric, so with G holding the incoming gradient at both (i, j) and (j, i) and zero on the diagonal
-    dL/dC = G C. Autograd of the plain form needs two products, a scatter into K x K with duplicates, and copies where
-    the vectors are put together and taken apart.
+    Z = C C^T is symmetric. With G holding the incoming gradient at both (i, j) and (j, i), and zero on the diagonal,
+    dL/dC = G C. Autograd of the plain form needs two products, a scatter into K x K with duplicates, and copies to
+    concatenate and split the vectors.
     """
 
     @staticmethod
     def forward(ctx: Any, dense_BD: Tensor, sparse_BFD: Tensor, chosen_P: Tensor, pair_KK: Tensor) -> Tensor:
-        """(B, D), F vectors side by side (B, F D), indices (P) and (K K) -> (B, D + P) in the dense vector's type."""
+        """Return (B, D + P) in the dense type for (B, D), F concatenated vectors (B, F D), indices (P) and (K K)."""
         batch_size, dim = dense_BD.shape
         combined_BKD = torch.cat([dense_BD, sparse_BFD.to(dense_BD.dtype)], dim=1).view(batch_size, -1, dim)
         ctx.save_for_backward(combined_BKD, pair_KK)
@@ -94,29 +95,29 @@ class _DenseAndPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """(B, D + P) -> (B, D), (B, F D)."""
+        """Return the gradients (B, D) and (B, F D) for (B, D + P)."""
         combined_BKD, pair_KK = ctx.saved_tensors
         batch_size, k, dim = combined_BKD.shape
         symmetric_BKK = gradients[0][:, dim:].index_select(1, pair_KK).view(batch_size, k, k)
         symmetric_BKK.diagonal(dim1=1, dim2=2).zero_()
-        # Views, not copies: whoever sends the gradients on reads them in pieces anyway.
-        found_BKD = torch.bmm(symmetric_BKK, combined_BKD).flatten(1)
-        return found_BKD[:, :dim] + gradients[0][:, :dim], found_BKD[:, dim:].to(ctx.sparse_type), None, None
+        # Views, not copies, because the all-to-all reads the gradients in pieces.
+        gradient_BKD = torch.bmm(symmetric_BKK, combined_BKD).flatten(1)
+        return gradient_BKD[:, :dim] + gradients[0][:, :dim], gradient_BKD[:, dim:].to(ctx.sparse_type), None, None
 
 
 class CrossInteraction(FeatureOrder):
-    """Low-rank cross network v2 over all K vectors side by side: -> (B, K D). Wang et al. 2021, section 3.2."""
+    """Low-rank cross network v2 over all K vectors, concatenated to (B, K D) (Wang et al. 2021, section 3.2)."""
 
     def __init__(self, features: tuple[str, ...], embedding_dim: int, num_layers: int, low_rank: int) -> None:
         super().__init__(features)
         self.cross = LowRankCrossNet((len(features) + 1) * embedding_dim, num_layers, low_rank)
 
     def output_dim(self, embedding_dim: int) -> int:
-        """Columns of the result."""
+        """Return the number of columns of the result."""
         return (len(self.features) + 1) * embedding_dim
 
     def forward(self, dense_BD: Tensor, pooled: KeyedTensor) -> Tensor:
-        """(B, D) and a KeyedTensor of F features with D columns each -> (B, K D)."""
+        """Return (B, K D) for (B, D) and a KeyedTensor of F features with D columns each."""
         batch_size, dim = dense_BD.shape
         sparse_BFD = pooled.values().view(batch_size, len(self.features), dim)
         positions = self.positions(pooled.keys())

@@ -1,1 +1,1 @@
-"""Embedding tables across processes: planner, kernels, optimizers, the sharded model."""
+"""Embedding tables sharded over processes: planner, kernels, optimizers and the sharded model."""

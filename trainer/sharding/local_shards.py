@@ -1,8 +1,7 @@
-"""The embedding tables as the sharded model holds them: which rows and columns are here, their weights and optimizer
-state.
+"""The shards of embedding tables on this process: their rows and columns, weights and optimizer state.
 
-The one place that knows how TorchRec lays out shards. Initial weights, checkpoints and exports all go through
-`TableShard`, so none of them depends on the sharding plan.
+Only this module knows how TorchRec lays out shards. Initial weights, checkpoints and exports use `TableShard`, so that
+none of them depends on the sharding plan.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class TableShard:
 
     `weight` (rows, cols) starts at (row, col) of the whole table. `states` maps an optimizer state to a tensor of shape
     (rows,) for row-wise states or (rows, cols). Both are views: writing to them changes the model. `sharding` is
-    TorchRec's word; a data_parallel shard is the whole table, the same on every process.
+    TorchRec's sharding type; a data_parallel shard is the whole table, the same on every process.
     """
 
     table: str
@@ -44,37 +43,37 @@ class TableShard:
 
 
 def sharded_embeddings(dmp: DistributedModelParallel) -> ShardedEmbeddingBagCollection:
-    """The one sharded module of the model."""
+    """Return the only sharded module of the model."""
     (module,) = (m for m in dmp.module.modules() if isinstance(m, ShardedEmbeddingBagCollection))
     return module
 
 
 def sharding_of(dmp: DistributedModelParallel) -> dict[str, str]:
-    """Table -> TorchRec sharding type."""
+    """Return TorchRec's sharding type of each table."""
     return {table: p.sharding_type for table, p in sharded_embeddings(dmp).module_sharding_plan.items()}
 
 
 def replicated_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
-    """Weights of the data-parallel tables, which ordinary gradients train."""
+    """Return the weights of the data-parallel tables, which are trained by ordinary gradients."""
     bags = sharded_embeddings(dmp).embedding_bags
     return {t: cast(nn.Parameter, bags[t].weight) for t, kind in sharding_of(dmp).items() if kind == "data_parallel"}
 
 
 def fused_kernels(dmp: DistributedModelParallel) -> list[Any]:
-    """fbgemm's kernels that hold this process's tables, in no module's list of children."""
-    lookups = sharded_embeddings(dmp)._lookups  # there is no public way to them
+    """Return fbgemm's kernels that hold this process's tables; no module lists them as children."""
+    lookups = sharded_embeddings(dmp)._lookups  # there is no public access
     return [m for lookup in lookups for m in lookup.modules() if isinstance(m, SplitTableBatchedEmbeddingBagsCodegen)]
 
 
 def pooled_dists(dmp: DistributedModelParallel) -> list[TwPooledEmbeddingDist]:
-    """What sends the sums of whole tables or of column shards to the processes whose samples they are of."""
+    """Return the modules that send pooled sums of whole tables or column shards to the processes of their samples."""
     return [d for d in sharded_embeddings(dmp)._output_dists if isinstance(d, TwPooledEmbeddingDist)]
 
 
 def local_shards(
     dmp: DistributedModelParallel, optimizers: Optimizers | None, optimizer_kind: str
 ) -> Iterator[TableShard]:
-    """Every shard of this process, in a fixed order; without `optimizers` the states are left out."""
+    """Yield every shard of this process in a fixed order, without states if `optimizers` is None."""
     kinds = sharding_of(dmp)
     names = SPARSE_STATES[optimizer_kind] if optimizers is not None else ()
     for key, weight in dmp.fused_optimizer.params.items():
@@ -96,10 +95,10 @@ def local_shards(
 
 
 def initialize_tables(dmp: DistributedModelParallel, seed: int, rows: dict[str, int], dim: int) -> None:
-    """Uniform in +-1/sqrt(rows) (Naumov et al. 2019), a pure function of (seed, table, row, column, device type).
+    """Fill tables uniformly in +-1/sqrt(rows) (Naumov et al. 2019), by (seed, table, row, column, device type) only.
 
-    A table is drawn in blocks of 65,536 whole rows, each from a generator of its own, so a shard draws just the blocks
-    that it overlaps and no sharding plan or number of processes changes a weight.
+    Each block of 65,536 whole rows has a separate generator. A shard draws only the blocks that it overlaps, so neither
+    the sharding plan nor the number of processes changes a weight.
     """
     order = {table: i for i, table in enumerate(rows)}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Optimizers: fused into the embedding kernels, dense for the rest, and one schedule that moves both learning rates."""
+"""Optimizers: fused into the embedding kernels, dense for other weights, and a schedule for both learning rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUSED = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "adam": EmbOptimType.ADAM,
 }
-# What a table's optimizer keeps, in the order in which the kernels list it; one value per row or per weight.
+# The state of a table's optimizer, in the order in which the kernels list it; one value per row or per weight.
 SPARSE_STATES: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "adagrad": ("sum",),
@@ -33,11 +33,11 @@ SPARSE_STATES: dict[str, tuple[str, ...]] = {
 
 
 def fused_params(config: SparseOptimConfig, device: torch.device) -> dict[str, Any]:
-    """Settings of the kernel's own optimizer; raises UserError for one that the device's kernels lack."""
+    """Return the settings of the fused optimizer; raise UserError if the device's kernels do not support it."""
     if config.optimizer == "adam" and device.type == "cpu":
         raise UserError(
-            "optim.sparse.optimizer is adam, which the CPU kernels do not have; "
-            "legal here: sgd, adagrad, rowwise_adagrad"
+            "optim.sparse.optimizer is adam, which the CPU kernels do not support; "
+            "allowed on CPU: sgd, adagrad, rowwise_adagrad"
         )
     params: dict[str, Any] = {"optimizer": _FUSED[config.optimizer], "learning_rate": config.learning_rate}
     if config.optimizer != "sgd":
@@ -48,9 +48,9 @@ def fused_params(config: SparseOptimConfig, device: torch.device) -> dict[str, A
 
 
 def dense_factory(config: DenseOptimConfig) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:
-    """The optimizer of everything but the tables."""
+    """Return the factory of the optimizer for all weights but the tables."""
     decay, betas = config.weight_decay, (config.beta1, config.beta2)
-    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    factories: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "sgd": lambda p: torch.optim.SGD(p, lr=config.learning_rate, momentum=config.momentum, weight_decay=decay),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=config.learning_rate, eps=config.eps, weight_decay=decay),
         "adam": lambda p: torch.optim.Adam(p, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=decay),
@@ -58,12 +58,12 @@ def dense_factory(config: DenseOptimConfig) -> Callable[[Iterable[Tensor]], torc
             p, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=decay
         ),
     }
-    return makers[config.optimizer]
+    return factories[config.optimizer]
 
 
 def replicated_factory(config: SparseOptimConfig) -> Callable[[Iterable[Tensor]], torch.optim.Optimizer]:
-    """The sparse optimizer's maths for data-parallel tables, whose gradient is an ordinary dense tensor."""
-    makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    """Return the factory of the sparse optimizer for data-parallel tables, which have ordinary dense gradients."""
+    factories: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
         "sgd": lambda p: torch.optim.SGD(p, lr=config.learning_rate),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=config.learning_rate, eps=config.eps),
         "rowwise_adagrad": lambda p: RowWiseAdagrad(p, lr=config.learning_rate, eps=config.eps),
@@ -71,11 +71,11 @@ def replicated_factory(config: SparseOptimConfig) -> Callable[[Iterable[Tensor]]
             p, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps
         ),
     }
-    return makers[config.optimizer]
+    return factories[config.optimizer]
 
 
 class Optimizers:
-    """All optimizers of a job behind one step; `combined` is what the pipeline calls."""
+    """All optimizers of a sharded model; the pipeline calls `combined`."""
 
     def __init__(
         self, dmp: DistributedModelParallel, replicated: Mapping[str, nn.Parameter], config: OptimConfig
@@ -101,21 +101,21 @@ class Optimizers:
         self._sparse_rate, self._dense_rate = config.sparse.learning_rate, config.dense.learning_rate
 
     def set_factor(self, factor: float) -> None:
-        """Multiply both base learning rates by `factor` for the coming step."""
+        """Multiply both base learning rates by `factor` for the next step."""
         _set_rate(self.dense, self._dense_rate * factor)
         _set_rate(self.fused, self._sparse_rate * factor)
         if self.replicated is not None:
             _set_rate(self.replicated, self._sparse_rate * factor)
 
     def set_step(self, step: int) -> None:
-        """Tell kernels that count their own updates (Adam's bias correction) how many there were."""
+        """Set the number of updates in kernels that count them, for Adam's bias correction."""
         for _, optimizer in self.fused.optimizers:
             _set_kernel_step(optimizer, step)
 
 
 def _set_rate(optimizer: KeyedOptimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        cast("dict[str, Any]", group)["lr"] = rate  # a Mapping by its annotation, a dict in fact
+        cast("dict[str, Any]", group)["lr"] = rate  # annotated as a Mapping, but a dict
 
 
 def _set_kernel_step(optimizer: KeyedOptimizer, step: int) -> None:
@@ -126,7 +126,7 @@ def _set_kernel_step(optimizer: KeyedOptimizer, step: int) -> None:
 
 
 def schedule_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
-    """What both learning rates are multiplied by at `step` (0-based) of `total_steps`.
+    """Return the factor of both learning rates at `step` (0-based) of `total_steps`.
 
     Warm-up: (step + 1) / warmup_steps. Then 1 until decay_start_step. Decay over n steps at fraction x in [0, 1]:
     polynomial end + (1 - end) (1 - x)^power, cosine end + (1 - end) (1 + cos(pi x)) / 2; `end` afterwards.

@@ -1,4 +1,4 @@
-"""Where each table goes: TorchRec's planner with this job's true topology, and the plan as a table for people."""
+"""The sharding plan: TorchRec's planner with the topology of this job, and a description of the plan."""
 
 from __future__ import annotations
 
@@ -27,23 +27,21 @@ GIB = 1024**3
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, with row-wise sharding also on CPU, where its kernels work but it does not list it."""
+    """TorchRec's sharder, which also offers row-wise sharding on CPU; its kernels support that."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What the planner may use on that device."""
+        """Return the sharding types that the planner may use on a device."""
         return sorted({*super().sharding_types(compute_device_type), TorchRecShardingType.ROW_WISE.value})
 
 
 def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: torch.device) -> Sharder:
-    """The sharder with the fused optimizer's settings and the precision of the all-to-all.
+    """Return the sharder with the fused optimizer's settings and the precision of the all-to-all.
 
-    Raises UserError for bf16 between CPUs: gloo does not carry it, and TorchRec would send fp16 instead.
+    Raises UserError for bf16 between CPUs: gloo does not support it, and TorchRec would send fp16 instead.
     """
     for option in ("forward_precision", "backward_precision"):
         if device.type == "cpu" and getattr(config, option) == "bf16":
-            raise UserError(
-                f"sharding.{option} is bf16, which gloo does not carry between CPUs; legal there: fp32, fp16, int8"
-            )
+            raise UserError(f"sharding.{option} is bf16, which gloo does not support; allowed on CPU: fp32, fp16, int8")
     comms = {"fp32": CommType.FP32, "fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
     registry = None
     if (config.forward_precision, config.backward_precision) != ("fp32", "fp32"):
@@ -57,14 +55,14 @@ def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: t
 
 
 def memory_per_device(device: torch.device, local_world_size: int) -> int:
-    """Bytes that one process may use: the GPU's memory, or its share of the machine's."""
+    """Return the bytes that one process may use: the GPU's memory, or its share of the machine's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
 
 
 def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: Runtime) -> ShardingPlan:
-    """Collective: the plan that rank 0 finds, for every process. Raises UserError where nothing fits."""
+    """Return rank 0's plan on every process; raise UserError if no plan fits. Collective."""
     device = runtime.device
     cap = (
         int(config.sharding.hbm_cap_gib * GIB)
@@ -77,7 +75,7 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
             local_world_size=runtime.local_world_size,
             compute_device=device.type,
             hbm_cap=cap if device.type == "cuda" else None,
-            # TorchRec reserves a share of the HBM alone.
+            # TorchRec itself reserves a share of HBM only.
             ddr_cap=int(cap * (1 - config.sharding.reserve_fraction)) if device.type == "cpu" else None,
         ),
         batch_size=config.train.batch_size // runtime.world_size,
@@ -93,8 +91,9 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
     except PlannerError as error:
         raise UserError(
             f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each "
-            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}; "
-            f"allow more sharding.types or kernels, use more processes, or cap the tables: --model.num-embeddings-cap"
+            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}. "
+            f"Fix: allow more sharding.types or sharding.kernels, use more processes, or cap the tables with "
+            f"--model.num-embeddings-cap"
         ) from None
     except RuntimeError as error:
         if not str(error).startswith("No available sharding type"):
@@ -102,18 +101,18 @@ def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: 
         kernels = ", ".join(config.sharding.kernels or ("any",))
         raise UserError(
             f"{device.type} has no embedding kernel for a table's sharding.types or sharding.tables with "
-            f"sharding.kernels {kernels}; legal on CPU: fused for table_wise, row_wise and column_wise, dense for "
+            f"sharding.kernels {kernels}; allowed on CPU: fused for table_wise, row_wise and column_wise, dense for "
             f"data_parallel"
         ) from None
 
 
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
-    """Per table: the sharding types and kernels that the configuration allows, and the ids per sample."""
+    """Return per table the allowed sharding types and kernels, and the number of ids per sample."""
     kernels: list[str] | None = list(config.sharding.kernels) if config.sharding.kernels else None
     pooling = float(config.data.ids_per_feature)
     return {
         table: ParameterConstraints(
-            sharding_types=_useful(config.sharding.tables.get(table, config.sharding.types), config),
+            sharding_types=_usable_types(config.sharding.tables.get(table, config.sharding.types), config),
             compute_kernels=kernels,
             pooling_factors=[pooling],
             min_partition=config.sharding.min_columns,
@@ -122,30 +121,33 @@ def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     }
 
 
-def _useful(types: tuple[str, ...], config: TrainConfig) -> list[str]:
-    """Without what this configuration cannot have: column-wise where the table is too narrow to split (one column shard
-    is table-wise by a confusing name), and row-wise with int8 on the wire, which TorchRec's reduce-scatter lacks."""
+def _usable_types(types: tuple[str, ...], config: TrainConfig) -> list[str]:
+    """Return the sharding types that work with this configuration; raise UserError if none does.
+
+    Tables too narrow to split cannot be column-wise, because a single column shard is table-wise sharding. TorchRec's
+    reduce-scatter does not support int8, so tables cannot be row-wise with it.
+    """
     sharding = config.sharding
     narrowest = sharding.min_columns or MIN_CW_DIM
-    useful = [t for t in types if t != "column_wise" or config.model.embedding_dim > narrowest]
-    if not useful:
+    usable = [t for t in types if t != "column_wise" or config.model.embedding_dim > narrowest]
+    if not usable:
         raise UserError(
             f"a table may only be split column_wise, but model.embedding_dim is {config.model.embedding_dim} and a "
-            f"shard has at least {narrowest} columns; set a smaller --sharding.min-columns, or allow another of "
+            f"shard has at least {narrowest} columns. Fix: set a smaller --sharding.min-columns, or allow another of "
             f"sharding.types"
         )
-    coarse = [option for option in ("forward_precision", "backward_precision") if getattr(sharding, option) == "int8"]
-    if coarse and useful == ["row_wise"]:
+    int8 = [option for option in ("forward_precision", "backward_precision") if getattr(sharding, option) == "int8"]
+    if int8 and usable == ["row_wise"]:
         raise UserError(
-            f"a table may only be split row_wise, but sharding.{coarse[0]} is int8, which row-wise tables cannot use; "
-            f"legal: --sharding.{coarse[0].replace('_', '-')} fp16, or allow another of sharding.types"
+            f"a table may only be split row_wise, but sharding.{int8[0]} is int8, which row-wise tables cannot use. "
+            f"Fix: use --sharding.{int8[0].replace('_', '-')} fp16, or allow another of sharding.types"
         )
-    return [t for t in useful if t != "row_wise"] if coarse else useful
+    return [t for t in usable if t != "row_wise"] if int8 else usable
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """One table of a plan. `ranks` holds one entry per shard; `bytes_per_rank` counts fp32 weights."""
+    """One table of a plan. `ranks` has one entry per shard; `bytes_per_rank` counts fp32 weights."""
 
     table: str
     rows: int
@@ -157,7 +159,7 @@ class PlannedTable:
 
 
 def describe_plan(plan: ShardingPlan, config: TrainConfig) -> list[PlannedTable]:
-    """The plan, table by table in canonical order."""
+    """Return the tables of a plan in canonical order."""
     (module_plan,) = (cast("EmbeddingModuleShardingPlan", p) for p in plan.plan.values())
     described = []
     for table, rows in zip(config.table_names, config.rows_per_table, strict=True):
@@ -165,7 +167,7 @@ def describe_plan(plan: ShardingPlan, config: TrainConfig) -> list[PlannedTable]
         bytes_per_rank: dict[int, int] = defaultdict(int)
         ranks = tuple(sharding.ranks or ())
         shards = getattr(sharding.sharding_spec, "shards", None)
-        if shards is None:  # data-parallel: a copy everywhere
+        if shards is None:  # data-parallel: a copy on every rank
             bytes_per_rank.update(dict.fromkeys(ranks, rows * config.model.embedding_dim * 4))
         else:
             for shard in shards:

@@ -1,11 +1,11 @@
-"""Row-wise Adagrad inside the backward pass of the tables on CPU, several times quicker than fbgemm's own kernel.
+"""Row-wise Adagrad fused into the backward pass of the tables on CPU, several times faster than fbgemm's kernel.
 
-fbgemm's CPU kernel adds up the gradients of this optimizer number by number. Here they are added up by PyTorch's
-embedding-bag kernel, a vector at a time, after the lookups are sorted by row. The update is the same: with g the sum of
-a row's gradients and D columns, sum += mean(g^2), row -= rate / (sqrt(sum) + eps) g (Gupta et al. 2014; fbgemm's
-rowwise_adagrad). It runs right after the gradients have come, and no gradient of a table is ever whole in memory.
+fbgemm's CPU kernel sums the gradients of this optimizer number by number. This one sorts the lookups by row and sums
+their gradients with PyTorch's embedding-bag kernel, one vector at a time. The update is the same: with g the sum of a
+row's gradients and D columns, sum += mean(g^2), row -= rate / (sqrt(sum) + eps) g (Gupta et al. 2014; fbgemm's
+rowwise_adagrad). It runs in the backward pass, so the gradient of a whole table is never in memory.
 
-Shapes: T tables of this process, each with D columns, B samples of all processes, V ids, U rows that they name.
+Shapes: T tables of this process, each with D columns, B samples of all processes, V ids, U distinct rows.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from trainer.errors import UserError
 
 
 def use_coalesced_update(kernels: Sequence[Any], config: SparseOptimConfig, device: torch.device) -> str:
-    """Give fbgemm's `kernels` of a sharded model the quick update where `optim.sparse.update` wants it; what they have.
+    """Replace the update of fbgemm's `kernels` as `optim.sparse.update` selects; return the name of the update in use.
 
-    Raises UserError where it is asked for by name and the device or the optimizer is another one.
+    Raises UserError if `coalesced` is selected but the device or the optimizer does not support it.
     """
     if config.update == "fbgemm":
         return "fbgemm"
-    suits = device.type == "cpu" and config.optimizer == "rowwise_adagrad"
-    if config.update == "coalesced" and not suits:
+    supported = device.type == "cpu" and config.optimizer == "rowwise_adagrad"
+    if config.update == "coalesced" and not supported:
         raise UserError(
-            f"optim.sparse.update is coalesced, which is there for rowwise_adagrad on CPU, but the optimizer is "
-            f"{config.optimizer} on {device.type}; legal here: auto, fbgemm"
+            f"optim.sparse.update is coalesced, which supports only rowwise_adagrad on CPU, but the optimizer is "
+            f"{config.optimizer} on {device.type}; allowed: auto, fbgemm"
         )
-    able = [kernel for kernel in kernels if suits and _is_uniform(kernel)]
-    for kernel in able:
+    replaced = [kernel for kernel in kernels if supported and _is_uniform(kernel)]
+    for kernel in replaced:
         kernel.forward = CoalescedUpdate(kernel)
-    return "coalesced" if len(able) == len(kernels) and able else "coalesced, fbgemm" if able else "fbgemm"
+    if not replaced:
+        return "fbgemm"
+    return "coalesced" if len(replaced) == len(kernels) else "coalesced, fbgemm"
 
 
 def _is_uniform(kernel: Any) -> bool:
-    """Whether rows of all its tables have one length, so that all of them are rows of one matrix."""
+    """Return whether all tables have the same number of columns, so that their rows form one matrix."""
     return (
         len({dim for _, dim, *_ in kernel.embedding_specs}) == 1
         and kernel.pooling_mode == PoolingMode.SUM
@@ -53,19 +55,19 @@ def _is_uniform(kernel: Any) -> bool:
 
 
 class CoalescedUpdate:
-    """What takes the place of a kernel's `forward`: its own lookup, then our update when the gradients come."""
+    """The replacement of a kernel's `forward`: the kernel's lookup, then this module's update in the backward pass."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel, self._lookup = kernel, kernel.forward
         self.columns: int = kernel.embedding_specs[0][1]
         self._first_rows = [int(at) // self.columns for at in kernel.weights_offsets.tolist()]
-        self._trigger = torch.empty(0, requires_grad=True)  # without an input that needs a gradient, none would come
+        self._trigger = torch.empty(0, requires_grad=True)  # autograd skips a function without such an input
 
     def __call__(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
-        """(V) ids, (T B + 1) where each sample's begin -> (B, T D) sums of their rows."""
-        assert per_sample_weights is None, "no source has weights of ids"
+        """Return the sums of rows (B, T D) for (V) ids and the (T B + 1) offsets of each sample's first id."""
+        assert per_sample_weights is None, "no source has weights per id"
         with torch.no_grad():
-            pooled: Tensor = self._lookup(indices=indices, offsets=offsets)  # it also puts bad ids to 0, in place
+            pooled: Tensor = self._lookup(indices=indices, offsets=offsets)  # it also sets invalid ids to 0, in place
         return _Update.apply(self._trigger, pooled, indices, offsets, self) if torch.is_grad_enabled() else pooled
 
     def apply(self, gradient_BTD: Tensor, indices_V: Tensor, offsets: Tensor) -> None:
@@ -85,7 +87,7 @@ class CoalescedUpdate:
         kernel.weights_host.data.view(-1, columns).index_add_(0, rows_U, sums_UD.mul_(factors_U.unsqueeze(1)))
 
     def _lookups(self, samples: int, indices_V: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each lookup its row in all tables of this process, and its vector in the gradient seen as (B T, D)."""
+        """Return for each lookup its row in all tables of this process, and its vector in the gradient as (B T, D)."""
         tables = len(self._first_rows)
         bags_TB = torch.arange(samples) * tables + torch.arange(tables).unsqueeze(1)
         firsts_TB = torch.tensor(self._first_rows).unsqueeze(1).expand(tables, samples)
@@ -96,24 +98,24 @@ class CoalescedUpdate:
             vectors_V = bags_TB.view(-1).repeat_interleave(lengths)
             rows_V = indices_V + firsts_TB.reshape(-1).repeat_interleave(lengths)
         small = self._kernel.momentum1_host.numel() < 2**31
-        return (rows_V.int() if small else rows_V), vectors_V  # 32 bits are sorted twice as fast
+        return (rows_V.int() if small else rows_V), vectors_V  # sorting 32 bits is twice as fast
 
 
 class _Update(torch.autograd.Function):
-    """Passes sums through, and hands their gradient to the update instead of to a tensor."""
+    """An identity whose backward pass gives the gradient to the update."""
 
     @staticmethod
     def forward(
         ctx: Any, _: Tensor, pooled_BTD: Tensor, indices_V: Tensor, offsets: Tensor, update: CoalescedUpdate
     ) -> Tensor:
-        """The sums as they are."""
+        """Return the sums unchanged."""
         ctx.save_for_backward(indices_V, offsets)
         ctx.update = update
         return pooled_BTD.view_as(pooled_BTD)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, None, None]:
-        """(B, T D) -> nothing: the tables have changed."""
+        """Update the tables with the gradient (B, T D) and return no gradients."""
         indices_V, offsets = ctx.saved_tensors
         ctx.update.apply(gradients[0].contiguous(), indices_V, offsets)
         return None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Puts a job together: model, plan, optimizers. Training, evaluation and benchmarks all start from here."""
+"""The sharded model: model, sharding plan and optimizers of this process. Training, evaluation and bench use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.model.dlrm import TrainTask, build_model
 from trainer.runtime.process_group import Runtime
-from trainer.sharding.data_parallel import SettledWrapper
+from trainer.sharding.data_parallel import FixedBucketsWrapper
 from trainer.sharding.local_shards import fused_kernels, initialize_tables, pooled_dists, replicated_parameters
 from trainer.sharding.optimizers import Optimizers, fused_params
 from trainer.sharding.planner import make_plan, make_sharder
@@ -24,7 +24,7 @@ from trainer.sharding.shared_memory_all_to_all import use_shared_memory
 
 @dataclass
 class ShardedModel:
-    """A sharded model with its optimizers on this process."""
+    """A sharded model and its optimizers on this process."""
 
     config: TrainConfig
     runtime: Runtime
@@ -35,8 +35,7 @@ class ShardedModel:
 
 
 def build_sharded_model(config: TrainConfig, runtime: Runtime, task: nn.Module | None = None) -> ShardedModel:
-    """Collective: plan, shard and initialise the model. Raises UserError where the configuration does not fit the
-    job."""
+    """Plan, shard and initialise the model; raise UserError if the configuration does not fit the job. Collective."""
     try:
         config.check_world_size(runtime.world_size)
     except ValueError as error:
@@ -52,7 +51,7 @@ def build_sharded_model(config: TrainConfig, runtime: Runtime, task: nn.Module |
         device=runtime.device,
         plan=plan,
         sharders=[cast("ModuleSharder[nn.Module]", sharder)],
-        data_parallel_wrapper=SettledWrapper(),
+        data_parallel_wrapper=FixedBucketsWrapper(),
     )
     rows = dict(zip(config.table_names, config.rows_per_table, strict=True))
     initialize_tables(dmp, config.train.seed, rows, config.model.embedding_dim)

@@ -1,12 +1,12 @@
 """The all-to-all of pooled embeddings between CPU processes of one machine, through memory that they share.
 
-gloo sends every byte through the loopback device: two copies in the kernel, and threads that take the cores from the
-model. Here a process writes what the others need into memory that they have mapped, tells them so by a collective of
-four bytes, and each reads its part right into place. Errors and time limits are those of that collective, so a process
-that dies is noticed as before.
+gloo sends every byte through the loopback device, with two copies in the kernel and threads that take cores from the
+model. In this all-to-all a process writes the data for the others into memory that they have mapped, announces it by a
+collective of four bytes, and each process copies its part to its destination. Errors and time limits are those of that
+collective, so a process that dies is noticed as with gloo.
 
-The memory is anonymous (memfd_create(2)) and reached through /proc/<pid>/fd: it counts as the processes' own, /dev/shm
-may be small, and nothing is left behind by a process that is killed.
+The memory is anonymous (memfd_create(2)) and opened through /proc/<pid>/fd. It counts as memory of the processes, does
+not need a large /dev/shm, and is freed when a process is killed.
 
 Shapes: W processes, B_r samples of process r and B of all, D_r columns that it looks up and D of all.
 """
@@ -34,73 +34,72 @@ from trainer.errors import UserError
 from trainer.runtime.process_group import Runtime
 
 _FLOAT_BYTES = 4
-_PAGE_FLOATS = 2**21 // _FLOAT_BYTES  # of a huge page
+_PAGE_FLOATS = 2**21 // _FLOAT_BYTES  # in a huge page
 _SLOTS = 2
 
 
 def use_shared_memory(dists: Sequence[TwPooledEmbeddingDist], config: TrainConfig, runtime: Runtime) -> str:
-    """Collective: give the `dists` of a sharded model shared memory where `sharding.exchange` wants it; what they have.
+    """Replace the all-to-all of `dists` as `sharding.exchange` selects; return the exchange in use. Collective.
 
-    Raises UserError where it is asked for by name and cannot be had.
+    Raises UserError if `shared_memory` is selected but not possible.
     """
     if runtime.world_size == 1 and config.sharding.exchange == "auto":
         return "none"
-    group, told = create_shared_memory_group(config, runtime)
+    group, description = create_shared_memory_group(config, runtime)
     if group is None:
-        return told
-    for pooled in dists:  # where TorchRec puts its own at the first use
+        return description
+    for pooled in dists:  # TorchRec sets the same attribute at the first use
         pooled._dist = SharedMemoryAllToAll(group, pooled._dim_sum_per_rank, pooled._callbacks or ())  # type: ignore[assignment]
-    return told if dists else "collective: no table is sharded table_wise or column_wise"
+    return description if dists else "collective: no table is sharded table_wise or column_wise"
 
 
 def create_shared_memory_group(config: TrainConfig, runtime: Runtime) -> tuple[dist.ProcessGroup | None, str]:
-    """Collective: a group for an exchange through shared memory, or None; and what `sharding.exchange` has come to.
+    """Return a group for shared memory, or None, and a description of the exchange in use. Collective.
 
-    Raises UserError as above.
+    Raises UserError if `shared_memory` is selected but not possible.
     """
-    wanted = config.sharding.exchange
-    if wanted == "collective":
+    if config.sharding.exchange == "collective":
         return None, "collective"
-    obstacle = _obstacle(config, runtime)
+    obstacle = _find_obstacle(config, runtime)
     if obstacle is None:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.train.timeout_seconds))
-        assert isinstance(group, dist.ProcessGroup), "every process is in it"
-        obstacle = _forbidden(group)
+        assert isinstance(group, dist.ProcessGroup), "every process is a member"
+        obstacle = _try_to_share(group)
         if obstacle is None:
             return group, "shared_memory"
-    if wanted == "shared_memory":
-        raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; legal here: auto, collective")
+    if config.sharding.exchange == "shared_memory":
+        raise UserError(f"sharding.exchange is shared_memory, but {obstacle}; allowed: auto, collective")
     return None, f"collective: {obstacle}"
 
 
-def _obstacle(config: TrainConfig, runtime: Runtime) -> str | None:
-    """What rules it out, the same on every process."""
-    wire = (config.sharding.forward_precision, config.sharding.backward_precision)
+def _find_obstacle(config: TrainConfig, runtime: Runtime) -> str | None:
+    """Return why shared memory is impossible, None if it may work; the same on every process."""
+    precisions = (config.sharding.forward_precision, config.sharding.backward_precision)
     if runtime.world_size == 1:
         return "there is one process"
     if runtime.device.type != "cpu":
         return f"the device is {runtime.device.type}"
     if runtime.local_world_size != runtime.world_size:
         return "the processes are on several machines"
-    if wire != ("fp32", "fp32"):
-        return f"sharding.forward_precision and backward_precision are {' and '.join(wire)}, and it carries fp32"
+    if precisions != ("fp32", "fp32"):
+        return f"sharding.forward_precision and backward_precision are {' and '.join(precisions)}, not fp32"
     return None
 
 
-def _forbidden(group: dist.ProcessGroup) -> str | None:
-    """Collective: why processes here cannot share memory, found by trying."""
+def _try_to_share(group: dist.ProcessGroup) -> str | None:
+    """Return why these processes cannot share memory, None if they can. Collective."""
     try:
         _Memory(group, 1)
     except OSError as error:
-        return f"memory cannot be shared here: {error.strerror}"
+        return f"memory cannot be shared: {error.strerror}"
     return None
 
 
 class _Memory:
-    """Memory of each process of a group, mapped by all of them, as float32; huge pages where the system has them."""
+    """float32 memory of each process of a group, mapped by all of them, with huge pages if the system has them."""
 
     def __init__(self, group: dist.ProcessGroup, floats: int) -> None:
-        """Collective. Raises OSError on all processes where one of them cannot."""
+        """Create and map the memory; raise OSError on all processes if one of them fails. Collective."""
         self.floats = -(-floats // _PAGE_FLOATS) * _PAGE_FLOATS
         me, everyone = dist.get_rank(group), range(dist.get_world_size(group))
         failure: OSError | None = None
@@ -110,175 +109,178 @@ class _Memory:
             os.ftruncate(descriptor, self.floats * _FLOAT_BYTES)
         except OSError as error:
             failure = error
-        places = _gathered(group, (os.getpid(), descriptor))
+        places = _all_gather(group, (os.getpid(), descriptor))
         try:
             for rank, (pid, number) in zip(everyone, places, strict=True):
-                of_rank.append(self._mapped(descriptor if rank == me else f"/proc/{pid}/fd/{number}"))
+                of_rank.append(self._map(descriptor if rank == me else f"/proc/{pid}/fd/{number}"))
         except OSError as error:
             failure = failure or error
-        failed = next((error for error in _gathered(group, failure) if error is not None), None)
+        failed = next((error for error in _all_gather(group, failure) if error is not None), None)
         if descriptor >= 0:
-            os.close(descriptor)  # all have mapped it
+            os.close(descriptor)  # all processes have mapped it
         if failed is not None:
             raise failed
         self.mine, self.of_rank = of_rank[me], of_rank
 
-    def _mapped(self, where: int | str) -> Tensor:
-        descriptor = os.open(where, os.O_RDWR) if isinstance(where, str) else where
+    def _map(self, file: int | str) -> Tensor:
+        descriptor = os.open(file, os.O_RDWR) if isinstance(file, str) else file
         memory = mmap.mmap(descriptor, self.floats * _FLOAT_BYTES)
-        if isinstance(where, str):
+        if isinstance(file, str):
             os.close(descriptor)
         memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.float32)
 
 
-def _gathered(group: dist.ProcessGroup, value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+def _all_gather(group: dist.ProcessGroup, value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 class _Channel:
-    """One direction of an exchange: pieces written by each process, then read by the others.
+    """One direction of the all-to-all: each process writes pieces, which the others then read.
 
-    Two slots in turn make one collective per exchange enough: a process writes to a slot again only after a later
-    exchange, which the others enter when they have read what was in it.
+    Two alternating slots make one collective per exchange enough: a process writes to a slot again only after a later
+    exchange, which the others enter after they have read the slot.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._memory: _Memory | None = None
-        self._under_way: Any = None
-        self._turn = 0
-        self._said = torch.zeros(1)
+        self._pending: Any = None
+        self._slot = 0
+        self._signal = torch.zeros(1)
 
     def start(self, floats: int, pieces: Iterable[tuple[int, Tensor]]) -> None:
-        """Write pieces (offset in floats, values) to this process's slot of at least `floats`, and say so."""
-        assert self._under_way is None, "the pieces before these were never read"
+        """Write pieces (offset in floats, values) to this process's slot of at least `floats`, and announce them."""
+        assert self._pending is None, "the previous pieces were never read"
         if self._memory is None or self._memory.floats < floats * _SLOTS:
-            self._memory = _Memory(self._group, floats * _SLOTS)  # all processes see the same sizes
-        self._turn = (self._turn + 1) % _SLOTS
+            self._memory = _Memory(self._group, floats * _SLOTS)  # sizes are the same on all processes
+        self._slot = (self._slot + 1) % _SLOTS
         for offset, piece in pieces:
-            self._at(self._memory.mine, offset, piece.shape).copy_(piece)
-        self._under_way = dist.all_reduce(self._said, group=self._group, async_op=True)
+            self._view(self._memory.mine, offset, piece.shape).copy_(piece)
+        self._pending = dist.all_reduce(self._signal, group=self._group, async_op=True)
 
     def wait(self) -> None:
-        """Until all processes have written."""
-        self._under_way.wait()
-        self._under_way = None
+        """Wait until all processes have written."""
+        self._pending.wait()
+        self._pending = None
 
     def piece(self, rank: int, offset: int, shape: Sequence[int]) -> Tensor:
-        """What process `rank` wrote at `offset`; valid until the exchange after the next one."""
+        """Return what process `rank` wrote at `offset`; valid until the exchange after the next one."""
         assert self._memory is not None
-        return self._at(self._memory.of_rank[rank], offset, shape)
+        return self._view(self._memory.of_rank[rank], offset, shape)
 
-    def _at(self, memory: Tensor, offset: int, shape: Sequence[int]) -> Tensor:
+    def _view(self, memory: Tensor, offset: int, shape: Sequence[int]) -> Tensor:
         assert self._memory is not None
-        start = self._turn * (self._memory.floats // _SLOTS) + offset
+        start = self._slot * (self._memory.floats // _SLOTS) + offset
         return memory[start : start + shape[0] * shape[1]].view(shape[0], shape[1])
 
 
 @dataclass
-class _Trip:
-    """One batch on its way: sums forward, their gradients back."""
+class _Transfer:
+    """The transfer of one batch: sums forward, their gradients backward."""
 
     samples: list[int]  # B_r
-    first: list[int]  # samples before those of process r; one more entry: B
+    first: list[int]  # samples before those of process r; the last entry is B
     own_gradient: Tensor | None = field(default=None)
 
 
 class SharedMemoryAllToAll(nn.Module):
-    """In the place of TorchRec's PooledEmbeddingsAllToAll: (B, D_me) of all samples -> (B_me, D) of all tables."""
+    """Replaces TorchRec's PooledEmbeddingsAllToAll: (B, D_me) of all samples -> (B_me, D) of all tables."""
 
     def __init__(
         self, group: dist.ProcessGroup, columns: Sequence[int], callbacks: Sequence[Callable[[Tensor], Tensor]]
     ) -> None:
         super().__init__()
-        self._callbacks = callbacks  # column shards are put side by side by them
+        self._callbacks = callbacks  # they concatenate column shards
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.columns = list(columns)  # D_r
         self.first = [0, *accumulate(self.columns)]
         self.others = [rank for rank in range(self.world_size) if rank != self.rank]
-        self.forth, self.back = _Channel(group), _Channel(group)
+        self.sums, self.gradients = _Channel(group), _Channel(group)
 
     def forward(self, local_embs: Tensor, batch_size_per_rank: list[int] | None = None) -> PooledEmbeddingsAwaitable:
-        """Starts the exchange; the result waits for it."""
+        """Start the exchange and return an awaitable of its result."""
         samples = batch_size_per_rank or [local_embs.shape[0] // self.world_size] * self.world_size
-        trip = _Trip(samples, [0, *accumulate(samples)])
-        arrival = PooledEmbeddingsAwaitable(_Arrival(self, trip, local_embs, _Send.apply(local_embs, self, trip)))
-        arrival.callbacks.extend(self._callbacks)
-        return arrival
+        transfer = _Transfer(samples, [0, *accumulate(samples)])
+        sent = _Send.apply(local_embs, self, transfer)
+        result = PooledEmbeddingsAwaitable(_Received(self, transfer, local_embs, sent))
+        result.callbacks.extend(self._callbacks)
+        return result
 
     def columns_of(self, rank: int) -> slice:
-        """Where the columns of process `rank` are among all."""
+        """Return the position of process `rank`'s columns among all columns."""
         return slice(self.first[rank], self.first[rank + 1])
 
 
-class _Arrival(Awaitable[Tensor]):
-    """The promise of a batch's pooled embeddings."""
+class _Received(Awaitable[Tensor]):
+    """An awaitable of a batch's pooled embeddings."""
 
-    def __init__(self, exchange: SharedMemoryAllToAll, trip: _Trip, local: Tensor, sent: Tensor) -> None:
+    def __init__(self, all_to_all: SharedMemoryAllToAll, transfer: _Transfer, local: Tensor, sent: Tensor) -> None:
         super().__init__()
-        self._taken = (sent, local.detach(), exchange, trip)
+        self._arguments = (sent, local.detach(), all_to_all, transfer)
 
     def _wait_impl(self) -> Tensor:
-        received: Tensor = _Receive.apply(*self._taken)
+        received: Tensor = _Receive.apply(*self._arguments)
         return received
 
 
 class _Send(torch.autograd.Function):
-    """Forward hands the other processes their samples; backward collects the gradients that they have sent."""
+    """Sends the other processes their samples; its backward pass receives the gradients that they sent."""
 
     @staticmethod
-    def forward(ctx: Any, local_BD: Tensor, exchange: SharedMemoryAllToAll, trip: _Trip) -> Tensor:
-        """(B, D_me) -> a token that ties this to _Receive."""
-        ctx.exchange, ctx.trip = exchange, trip
-        columns, samples = local_BD.shape[1], trip.first
-        pieces = ((samples[r] * columns, local_BD[samples[r] : samples[r + 1]]) for r in exchange.others)
-        exchange.forth.start(samples[-1] * max(exchange.columns), pieces)
+    def forward(ctx: Any, local_BD: Tensor, all_to_all: SharedMemoryAllToAll, transfer: _Transfer) -> Tensor:
+        """Send (B, D_me) and return a token that connects this function to _Receive."""
+        ctx.all_to_all, ctx.transfer = all_to_all, transfer
+        columns, samples = local_BD.shape[1], transfer.first
+        pieces = ((samples[r] * columns, local_BD[samples[r] : samples[r + 1]]) for r in all_to_all.others)
+        all_to_all.sums.start(samples[-1] * max(all_to_all.columns), pieces)
         return local_BD.new_zeros(1)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
-        """-> gradient (B, D_me), divided by W as TorchRec does it: every process has the mean over its samples."""
-        exchange, trip = ctx.exchange, ctx.trip
-        exchange.back.wait()
-        me, columns, samples = exchange.rank, exchange.columns[exchange.rank], trip.first
-        gradient_BD = trip.own_gradient.new_empty(samples[-1], columns)
-        divisor = exchange.world_size if get_gradient_division() else 1
-        for rank in range(exchange.world_size):
-            shape = (trip.samples[rank], columns)
-            arrived = (
-                trip.own_gradient if rank == me else exchange.back.piece(rank, shape[0] * exchange.first[me], shape)
+        """Return the gradient (B, D_me), divided by W as in TorchRec because each process averages over its samples."""
+        all_to_all, transfer = ctx.all_to_all, ctx.transfer
+        all_to_all.gradients.wait()
+        me, columns, samples = all_to_all.rank, all_to_all.columns[all_to_all.rank], transfer.first
+        gradient_BD = transfer.own_gradient.new_empty(samples[-1], columns)
+        divisor = all_to_all.world_size if get_gradient_division() else 1
+        for rank in range(all_to_all.world_size):
+            shape = (transfer.samples[rank], columns)
+            received = (
+                transfer.own_gradient
+                if rank == me
+                else all_to_all.gradients.piece(rank, shape[0] * all_to_all.first[me], shape)
             )
-            torch.div(arrived, divisor, out=gradient_BD[samples[rank] : samples[rank + 1]])
-        trip.own_gradient = None
+            torch.div(received, divisor, out=gradient_BD[samples[rank] : samples[rank + 1]])
+        transfer.own_gradient = None
         return gradient_BD, None, None
 
 
 class _Receive(torch.autograd.Function):
-    """Forward collects the sums that other processes have sent; backward hands them their gradients."""
+    """Receives the sums that other processes sent; its backward pass sends them their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, _: Tensor, local_BD: Tensor, exchange: SharedMemoryAllToAll, trip: _Trip) -> Tensor:
-        """(B, D_me) of this process -> (B_me, D)."""
-        ctx.exchange, ctx.trip = exchange, trip
-        exchange.forth.wait()
-        me, own = exchange.rank, trip.samples[exchange.rank]
-        pooled_BD = local_BD.new_empty(own, exchange.first[-1])
-        pooled_BD[:, exchange.columns_of(me)] = local_BD[trip.first[me] : trip.first[me + 1]]
-        for rank in exchange.others:
-            columns = exchange.columns[rank]
-            arrived = exchange.forth.piece(rank, trip.first[me] * columns, (own, columns))
-            pooled_BD[:, exchange.columns_of(rank)] = arrived
+    def forward(ctx: Any, _: Tensor, local_BD: Tensor, all_to_all: SharedMemoryAllToAll, transfer: _Transfer) -> Tensor:
+        """Return (B_me, D) from (B, D_me) of this process and the sums of the others."""
+        ctx.all_to_all, ctx.transfer = all_to_all, transfer
+        all_to_all.sums.wait()
+        me, own = all_to_all.rank, transfer.samples[all_to_all.rank]
+        pooled_BD = local_BD.new_empty(own, all_to_all.first[-1])
+        pooled_BD[:, all_to_all.columns_of(me)] = local_BD[transfer.first[me] : transfer.first[me + 1]]
+        for rank in all_to_all.others:
+            columns = all_to_all.columns[rank]
+            received = all_to_all.sums.piece(rank, transfer.first[me] * columns, (own, columns))
+            pooled_BD[:, all_to_all.columns_of(rank)] = received
         return pooled_BD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """(B_me, D) -> the token's."""
-        exchange, trip, gradient_BD = ctx.exchange, ctx.trip, gradients[0]
-        samples = trip.samples[exchange.rank]
-        pieces = ((samples * exchange.first[r], gradient_BD[:, exchange.columns_of(r)]) for r in exchange.others)
-        exchange.back.start(max(trip.samples) * exchange.first[-1], pieces)
-        trip.own_gradient = gradient_BD[:, exchange.columns_of(exchange.rank)]
+        """Send the gradient (B_me, D) and return the token's gradient."""
+        all_to_all, transfer, gradient_BD = ctx.all_to_all, ctx.transfer, gradients[0]
+        samples = transfer.samples[all_to_all.rank]
+        pieces = ((samples * all_to_all.first[r], gradient_BD[:, all_to_all.columns_of(r)]) for r in all_to_all.others)
+        all_to_all.gradients.start(max(transfer.samples) * all_to_all.first[-1], pieces)
+        transfer.own_gradient = gradient_BD[:, all_to_all.columns_of(all_to_all.rank)]
         return gradient_BD.new_zeros(1), None, None, None
