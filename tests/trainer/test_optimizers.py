@@ -153,7 +153,9 @@ def test_clipping_bounds_the_norm_of_the_dense_gradient_and_leaves_the_tables_al
 def test_adam_for_the_tables_is_refused_on_cpu() -> None:
     config = tiny({"optim.sparse.optimizer": "adam"})
     with (
-        pytest.raises(UserError, match=r"optim\.sparse\.optimizer is adam.*allowed on CPU: sgd, adagrad, rowwise_adagrad"),
+        pytest.raises(
+            UserError, match=r"optim\.sparse\.optimizer is adam.*allowed on CPU: sgd, adagrad, rowwise_adagrad"
+        ),
         alone(config) as runtime,
     ):
         build_sharded_model(config, runtime)

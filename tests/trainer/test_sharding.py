@@ -140,7 +140,10 @@ def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, back
 @pytest.mark.parametrize("option", ["sharding.forward_precision", "sharding.backward_precision"])
 def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
     config = tiny({option: "bf16"})
-    with pytest.raises(UserError, match=rf"{option} is bf16.*allowed on CPU: fp32, fp16, int8"), alone(config) as runtime:
+    with (
+        pytest.raises(UserError, match=rf"{option} is bf16.*allowed on CPU: fp32, fp16, int8"),
+        alone(config) as runtime,
+    ):
         build_sharded_model(config, runtime)
 
 

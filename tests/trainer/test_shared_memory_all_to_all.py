@@ -37,9 +37,7 @@ def test_shared_memory_trains_the_same_to_the_last_bit(plan: str, trained: Path)
 
 def test_fewer_bits_on_the_wire_need_the_collective_and_say_so(trained: Path) -> None:
     told = (trained / "quantised-auto.txt").read_text(encoding="utf-8")
-    assert (
-        told == "collective: sharding.forward_precision and backward_precision are fp16 and fp32, not fp32"
-    )
+    assert told == "collective: sharding.forward_precision and backward_precision are fp16 and fp32, not fp32"
     refused = (trained / "quantised-shared_memory.txt").read_text(encoding="utf-8")
     assert refused.startswith("sharding.exchange is shared_memory, but sharding.forward_precision")
     assert refused.endswith("allowed: auto, collective")
