@@ -128,7 +128,10 @@ def test_the_settings_import_pydantic_and_the_standard_library_alone() -> None:
         "export.command",
         "export.predict",
         "bench.command",
+        "planning.command",
+        "planning.options",
         "planning.plan",
+        "planning.work",
         "planning.roofline",
     ],
 )

@@ -38,7 +38,7 @@ def command_help(name: str, summary: str) -> str:
     """Return the text of `python -m trainer COMMAND --help`."""
     lines = [f"usage: python -m trainer {name} ...", "", inspect.cleandoc(summary)]
     if name == "plan":
-        from trainer.planning.plan import options_parser
+        from trainer.planning.options import options_parser
 
         own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
         lines += ["", own, "", "Without --gpus-per-node it measures this machine's CPUs for a few seconds."]

@@ -124,7 +124,7 @@ def plan_command(arguments: Sequence[str]) -> int:
 
     plan [--nodes N --gpus-per-node G --gpu NAME ...]
     """
-    from trainer.planning.plan import plan_main
+    from trainer.planning.command import plan_main
 
     return plan_main(list(arguments), os.environ)
 

@@ -156,9 +156,10 @@ def planned(wanted: Wanted) -> dict[str, Any]:
 
 def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
     """On paper: no GPU is needed, but the planner is."""
-    from trainer.planning.plan import Options, plan_on_paper
+    from trainer.planning.options import PlanOptions
+    from trainer.planning.plan import predict_on_gpus
 
-    options = Options(
+    options = PlanOptions(
         nodes=wanted.nodes,
         nproc=wanted.processes_per_node,
         gpus_per_node=wanted.processes_per_node,
@@ -170,7 +171,7 @@ def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
         host_memory_gib=instance.memory_gib,
     )
     try:
-        found = plan_on_paper(wanted.trainer, options)
+        found = predict_on_gpus(wanted.trainer, options)
     except ValueError as error:  # the trainer's errors for people are of this class
         raise CliError(f"{wanted.nodes} x {instance.name}: {error}") from None
     return found | {"hardware": f"{wanted.nodes} x {instance.name} ({instance.num_gpus} {instance.gpu_model})"}
@@ -223,7 +224,7 @@ def _show(found: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from trainer.planning.plan import plan_rows
+    from trainer.planning.command import plan_rows
 
     cost = found["cost"]
     table = Table(title="Plan", show_header=False)

@@ -75,7 +75,8 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would_help(
     assert main(["plan", "--stack", "lab"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert "2 x p4d.24xlarge: the model does not fit: its tables have 2,479.6 GiB" in told.err
+    assert "2 x p4d.24xlarge: no sharding plan fits 16 processes" in told.err
+    assert "the tables have 2,479.6 GiB" in told.err
     assert "use more nodes" in told.err
     assert told.err.count("\n") == 1
 

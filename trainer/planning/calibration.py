@@ -1,4 +1,4 @@
-"""What this machine's processes get done in a second, measured all at once as in training: a few seconds in all."""
+"""Measure the rates of this machine's processes, all at once as in training, in a few seconds."""
 
 from __future__ import annotations
 
@@ -21,48 +21,49 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from trainer.config import TrainConfig
 from trainer.data import SourceContext, open_source
 from trainer.model.dlrm import build_model
-from trainer.planning.roofline import GIB, Rates, Shard, Work, embedding_bytes, flops_per_sample
+from trainer.planning.roofline import GIB, Rates
+from trainer.planning.work import Shard, Work, embedding_bytes, flops_per_sample
 from trainer.runtime.process_group import Runtime
 from trainer.sharding.optimizers import dense_factory
 from trainer.sharding.rowwise_adagrad import use_coalesced_update
 from trainer.sharding.shared_memory_all_to_all import SharedMemoryAllToAll, create_shared_memory_group
 
-_SECONDS, _WARM, _LEAST, _MOST = 1.0, 2, 5, 200
+_SECONDS, _WARMUP_CALLS, _MIN_CALLS, _MAX_CALLS = 1.0, 2, 5, 200
 _TABLE_BYTES = GIB
 _MESSAGE_BYTES = 64 * 1024**2
 
 
-def measured_rates(config: TrainConfig, runtime: Runtime, work: Work, shards: Sequence[Shard]) -> Rates:
-    """Collective: the rates of this process while the others do the same, as in a step."""
+def measure_rates(config: TrainConfig, runtime: Runtime, work: Work, shards: Sequence[Shard]) -> Rates:
+    """Measure the rates of this process while the others do the same work, as in a step (collective)."""
     local = config.train.batch_size // runtime.world_size
     return Rates(
         memory=_embedding_rate(config, runtime, shards),
         flops=_dense_rate(config, runtime, local),
-        exchange=_exchange_rate(config, runtime, work),
-        reduce=_reduce_rate(runtime, work),
-        host=_input_rate(config, runtime, local, work),
+        all_to_all=_all_to_all_rate(config, runtime, work),
+        all_reduce=_all_reduce_rate(runtime, work),
+        host_input=_input_rate(config, runtime, local, work),
         overlapped=False,
-        activations=False,
+        count_activations=False,
     )
 
 
-def _seconds(body: Callable[[], object]) -> float:
-    """Collective: seconds of one call, the mean over about a second of calls that all processes make in step.
+def _seconds(operation: Callable[[], object]) -> float:
+    """Return the mean seconds of one call, over about a second of calls (collective).
 
-    A mean, and a barrier after each call: a step waits for its slowest process too, so a machine that is busy with
-    something else slows both alike.
+    A barrier follows each call, because a step waits for its slowest process too. Other load on the machine therefore
+    slows down this measurement and a step alike.
     """
-    for _ in range(_WARM):
-        body()
+    for _ in range(_WARMUP_CALLS):
+        operation()
     dist.barrier()
     began = time.perf_counter()
-    body()
+    operation()
     count = torch.tensor(_SECONDS / max(time.perf_counter() - began, 1e-6))
-    dist.all_reduce(count, op=dist.ReduceOp.MIN)  # all make the same number of calls
-    calls = min(_MOST, max(_LEAST, int(count)))
+    dist.all_reduce(count, op=dist.ReduceOp.MIN)  # so that all processes make the same number of calls
+    calls = min(_MAX_CALLS, max(_MIN_CALLS, int(count)))
     began = time.perf_counter()
     for _ in range(calls):
-        body()
+        operation()
         dist.barrier()
     slowest = torch.tensor((time.perf_counter() - began) / calls, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -70,7 +71,7 @@ def _seconds(body: Callable[[], object]) -> float:
 
 
 def _dense_rate(config: TrainConfig, runtime: Runtime, samples: int) -> float:
-    """FLOP/s of both towers and the interaction, forward, backward and update."""
+    """Return the FLOP/s of both towers and the interaction: forward, backward and update."""
     model = build_model(config, runtime.precision)
     towers = [*model.dense_tower.parameters(), *model.top_tower.parameters()]
     optimizer = dense_factory(config.optim.dense)(towers)
@@ -91,9 +92,9 @@ def _dense_rate(config: TrainConfig, runtime: Runtime, samples: int) -> float:
 
 
 def _embedding_rate(config: TrainConfig, runtime: Runtime, shards: Sequence[Shard]) -> float:
-    """Bytes/s, counted as `embedding_bytes` does, of fbgemm's own kernel on tables like this process's."""
-    own = _some([shard for shard in shards if shard.rank == runtime.rank]) or _some(shards)
-    # As table-wise: this process looks up every sample in each of them.
+    """Return the bytes/s of fbgemm's kernel on tables like this process's, counted as `embedding_bytes` counts."""
+    own = _within_limit([shard for shard in shards if shard.rank == runtime.rank]) or _within_limit(shards)
+    # Table-wise, because this process looks up every sample in each of them.
     tables = [Shard("table_wise", runtime.rank, shard.rows, shard.columns) for shard in own]
     samples, pooling = config.train.batch_size, config.data.ids_per_feature
     rowwise = config.optim.sparse.optimizer == "rowwise_adagrad"
@@ -114,8 +115,8 @@ def _embedding_rate(config: TrainConfig, runtime: Runtime, shards: Sequence[Shar
     return embedding_bytes(config, tables, runtime.world_size) / _seconds(step)
 
 
-def _some(shards: Sequence[Shard]) -> list[Shard]:
-    """The first shards that fit into a GiB, one cut to it where none does."""
+def _within_limit(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the first shards that fit into a GiB; if none fits, the first one cut to a GiB."""
     found: list[Shard] = []
     left = _TABLE_BYTES
     for shard in shards:
@@ -129,40 +130,40 @@ def _some(shards: Sequence[Shard]) -> list[Shard]:
     return found
 
 
-def _exchange_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
-    """Bytes/s that one process sends to the others, with messages as large as a step's, the way that a step sends them.
+def _all_to_all_rate(config: TrainConfig, runtime: Runtime, work: Work) -> float:
+    """Return the bytes/s that one process sends to the others, by messages as large as a step's.
 
-    With what goes with it each way: memory for what arrives, and putting the pieces of all processes side by side,
-    sample by sample. Through shared memory forth and back are measured together, because they differ: only the way
-    back divides by the number of processes.
+    This includes the work around a transfer: allocating the received tensor, and joining the parts of all processes
+    sample by sample. Through shared memory, forward and backward are measured together because they differ: only
+    backward divides by the number of processes.
     """
     world = runtime.world_size
     if world == 1 or not work.all_to_all_bytes:
         return float("inf")
     local = config.train.batch_size // world
-    # Half of a step's traffic goes forward, half backward.
+    # One half of the traffic is forward, the other backward.
     columns = max(1, int(work.all_to_all_bytes / 2 / (world - 1) / local / 4))
     group, _ = create_shared_memory_group(config, runtime)
     if group is None:
         source = torch.rand(world * local * columns)
 
-        def exchange() -> Tensor:
-            arrived = torch.empty_like(source)
-            dist.all_to_all_single(arrived, source)
-            return torch.cat([piece.view(local, columns) for piece in arrived.chunk(world)], dim=1)
+        def all_to_all() -> Tensor:
+            received = torch.empty_like(source)
+            dist.all_to_all_single(received, source)
+            return torch.cat([part.view(local, columns) for part in received.chunk(world)], dim=1)
 
-        return source.numel() * 4 * (world - 1) / world / _seconds(exchange)
+        return source.numel() * 4 * (world - 1) / world / _seconds(all_to_all)
     shared = SharedMemoryAllToAll(group, [columns] * world, ())
     sums, gradient = torch.rand(world * local, columns, requires_grad=True), torch.rand(local, world * columns)
 
-    def there_and_back() -> None:
+    def forward_and_backward() -> None:
         shared(sums).wait().backward(gradient)
         sums.grad = None
 
-    return 2 * sums.numel() * 4 * (world - 1) / world / _seconds(there_and_back)
+    return 2 * sums.numel() * 4 * (world - 1) / world / _seconds(forward_and_backward)
 
 
-def _reduce_rate(runtime: Runtime, work: Work) -> float:
+def _all_reduce_rate(runtime: Runtime, work: Work) -> float:
     if runtime.world_size == 1:
         return float("inf")
     payload = torch.rand(max(1, int(min(work.all_reduce_bytes, _MESSAGE_BYTES)) // 4))
@@ -170,7 +171,7 @@ def _reduce_rate(runtime: Runtime, work: Work) -> float:
 
 
 def _input_rate(config: TrainConfig, runtime: Runtime, samples: int, work: Work) -> float:
-    """Bytes/s, counted as `input_bytes_per_sample` does, of the configured source in one thread."""
+    """Return the bytes/s of the configured source in one thread, counted as `input_bytes_per_sample` counts."""
     source = open_source(SourceContext(config, "train", runtime.device))
     position = 0
 

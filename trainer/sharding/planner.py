@@ -1,9 +1,13 @@
-"""The sharding plan: TorchRec's planner with the topology of this job, and a description of the plan."""
+"""The sharding plan: which process holds which part of each table, found by TorchRec's planner.
+
+Training, `plan` and calibration describe the processes as `Hardware` and get their plan from `find_plan`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,102 +21,169 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner.constants import MIN_CW_DIM
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ParameterSharding, ShardingPlan
 
 from trainer.config import ShardingConfig, TrainConfig
 from trainer.errors import UserError
 from trainer.runtime.process_group import Runtime
+from trainer.sharding.optimizers import fused_params
 
 GIB = 1024**3
+_COMM_TYPES = {"fp32": CommType.FP32, "fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Bytes per second of one GPU: its memory, the links inside a node, its share of the network between nodes."""
+
+    hbm: float
+    intra_node: float
+    inter_node: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The processes that a plan is for, and the memory of each."""
+
+    device_type: str
+    world_size: int
+    local_world_size: int
+    memory_bytes: int  # of a process: its GPU's memory, or on CPU its share of the machine's
+    host_memory_bytes: int | None = None  # of a process, in addition to its GPU's; None: TorchRec's default
+    bandwidths: Bandwidths | None = None  # None: TorchRec's defaults
+
+    @classmethod
+    def of_processes(cls, device: torch.device, world_size: int, local_world_size: int) -> Hardware:
+        """Return the description of processes on machines like this one."""
+        if device.type == "cuda":
+            memory = int(torch.cuda.get_device_properties(device).total_memory)
+        else:
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
+        return cls(device.type, world_size, local_world_size, memory)
+
+    @classmethod
+    def of_job(cls, runtime: Runtime) -> Hardware:
+        """Return the description of this job's processes."""
+        return cls.of_processes(runtime.device, runtime.world_size, runtime.local_world_size)
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, which also offers row-wise sharding on CPU; its kernels support that."""
+    """TorchRec's sharder plus row-wise sharding on CPU, which works although TorchRec does not list it."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return the sharding types that the planner may use on a device."""
         return sorted({*super().sharding_types(compute_device_type), TorchRecShardingType.ROW_WISE.value})
 
 
-def make_sharder(config: ShardingConfig, fused_params: dict[str, Any], device: torch.device) -> Sharder:
+def make_sharder(config: TrainConfig, device: torch.device) -> Sharder:
     """Return the sharder with the fused optimizer's settings and the precision of the all-to-all.
 
-    Raises UserError for bf16 between CPUs: gloo does not support it, and TorchRec would send fp16 instead.
+    Raise UserError for bf16 between CPUs: gloo does not support it, and TorchRec would send fp16 instead.
     """
+    sharding = config.sharding
     for option in ("forward_precision", "backward_precision"):
-        if device.type == "cpu" and getattr(config, option) == "bf16":
-            raise UserError(f"sharding.{option} is bf16, which gloo does not support; allowed on CPU: fp32, fp16, int8")
-    comms = {"fp32": CommType.FP32, "fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
-    registry = None
-    if (config.forward_precision, config.backward_precision) != ("fp32", "fp32"):
-        registry = get_qcomm_codecs_registry(
-            QCommsConfig(
-                forward_precision=comms[config.forward_precision], backward_precision=comms[config.backward_precision]
-            ),
-            device=device,
-        )
-    return Sharder(fused_params=fused_params, qcomm_codecs_registry=registry)
-
-
-def memory_per_device(device: torch.device, local_world_size: int) -> int:
-    """Return the bytes that one process may use: the GPU's memory, or its share of the machine's memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local_world_size
-
-
-def make_plan(model: nn.Module, sharder: Sharder, config: TrainConfig, runtime: Runtime) -> ShardingPlan:
-    """Return rank 0's plan on every process; raise UserError if no plan fits. Collective."""
-    device = runtime.device
-    cap = (
-        int(config.sharding.hbm_cap_gib * GIB)
-        if config.sharding.hbm_cap_gib
-        else memory_per_device(device, runtime.local_world_size)
+        if device.type == "cpu" and getattr(sharding, option) == "bf16":
+            raise UserError(
+                f"sharding.{option} is not supported by gloo between CPUs: got bf16; allowed: fp32, fp16, int8"
+            )
+    return Sharder(
+        fused_params=fused_params(config.optim.sparse, device),
+        qcomm_codecs_registry=_all_to_all_codecs(sharding, device),
     )
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(
-            world_size=runtime.world_size,
-            local_world_size=runtime.local_world_size,
-            compute_device=device.type,
-            hbm_cap=cap if device.type == "cuda" else None,
-            # TorchRec itself reserves a share of HBM only.
-            ddr_cap=int(cap * (1 - config.sharding.reserve_fraction)) if device.type == "cpu" else None,
-        ),
-        batch_size=config.train.batch_size // runtime.world_size,
-        constraints=constraints(config),
-        storage_reservation=FixedPercentageStorageReservation(config.sharding.reserve_fraction),
-        debug=False,
+
+
+def _all_to_all_codecs(config: ShardingConfig, device: torch.device) -> dict[str, Any] | None:
+    if (config.forward_precision, config.backward_precision) == ("fp32", "fp32"):
+        return None
+    precision = QCommsConfig(
+        forward_precision=_COMM_TYPES[config.forward_precision],
+        backward_precision=_COMM_TYPES[config.backward_precision],
     )
+    return get_qcomm_codecs_registry(precision, device=device)
+
+
+def find_plan(
+    model: nn.Module,
+    sharder: Sharder,
+    config: TrainConfig,
+    hardware: Hardware,
+    group: dist.ProcessGroup | None = None,
+) -> ShardingPlan:
+    """Return the plan of TorchRec's planner; raise UserError if no plan fits.
+
+    With a group this is collective: rank 0 plans for all processes. Without one nothing of the hardware has to exist.
+    """
+    planner = _build_planner(config, hardware)
     sharders = [cast("ModuleSharder[nn.Module]", sharder)]
     try:
-        group = dist.group.WORLD
-        assert group is not None
-        return planner.collective_plan(model, sharders, group)
+        return planner.plan(model, sharders) if group is None else planner.collective_plan(model, sharders, group)
     except PlannerError as error:
-        raise UserError(
-            f"no sharding plan fits {runtime.world_size} processes with {cap / GIB:.1f} GiB each "
-            f"(sharding.hbm_cap_gib, less {config.sharding.reserve_fraction:.0%} reserved): {_first_line(error)}. "
-            f"Fix: allow more sharding.types or sharding.kernels, use more processes, or cap the tables with "
-            f"--model.num-embeddings-cap"
-        ) from None
+        raise _does_not_fit(config, hardware, error) from None
     except RuntimeError as error:
         if not str(error).startswith("No available sharding type"):
             raise
         kernels = ", ".join(config.sharding.kernels or ("any",))
         raise UserError(
-            f"{device.type} has no embedding kernel for a table's sharding.types or sharding.tables with "
+            f"{hardware.device_type} has no embedding kernel for a table's sharding.types or sharding.tables: got "
             f"sharding.kernels {kernels}; allowed on CPU: fused for table_wise, row_wise and column_wise, dense for "
             f"data_parallel"
         ) from None
 
 
+def _build_planner(config: TrainConfig, hardware: Hardware) -> EmbeddingShardingPlanner:
+    on_gpu = hardware.device_type == "cuda"
+    memory, reserved = _memory_bytes(config, hardware), config.sharding.reserve_fraction
+    # TorchRec reserves a share of the HBM only, so the host's share is subtracted here.
+    host_memory = hardware.host_memory_bytes if on_gpu else memory
+    bandwidths = hardware.bandwidths
+    per_millisecond = (
+        {
+            "hbm_mem_bw": bandwidths.hbm / 1e3,
+            "intra_host_bw": bandwidths.intra_node / 1e3,
+            "inter_host_bw": bandwidths.inter_node / 1e3,
+        }
+        if bandwidths
+        else {}
+    )
+    return EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=hardware.world_size,
+            local_world_size=hardware.local_world_size,
+            compute_device=hardware.device_type,
+            hbm_cap=memory if on_gpu else None,
+            ddr_cap=None if host_memory is None else int(host_memory * (1 - reserved)),
+            **per_millisecond,
+        ),
+        batch_size=config.train.batch_size // hardware.world_size,
+        constraints=constraints(config),
+        storage_reservation=FixedPercentageStorageReservation(reserved),
+        debug=False,
+    )
+
+
+def _memory_bytes(config: TrainConfig, hardware: Hardware) -> int:
+    cap_gib = config.sharding.hbm_cap_gib
+    return int(cap_gib * GIB) if cap_gib else hardware.memory_bytes
+
+
+def _does_not_fit(config: TrainConfig, hardware: Hardware, error: PlannerError) -> UserError:
+    tables = sum(config.rows_per_table) * config.model.embedding_dim * 4
+    return UserError(
+        f"no sharding plan fits {hardware.world_size} processes with {_memory_bytes(config, hardware) / GIB:,.1f} GiB "
+        f"each (sharding.hbm_cap_gib or the device's memory, of which {config.sharding.reserve_fraction:.0%} is "
+        f"reserved): the tables have {tables / GIB:,.1f} GiB ({_first_line(error)}). Fix: use more nodes or devices "
+        f"with more memory, allow more sharding.types or sharding.kernels, or cap the tables with "
+        f"--model.num-embeddings-cap"
+    )
+
+
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
-    """Return per table the allowed sharding types and kernels, and the number of ids per sample."""
+    """Return per table the sharding types and kernels that the configuration allows, and the ids per sample."""
     kernels: list[str] | None = list(config.sharding.kernels) if config.sharding.kernels else None
     pooling = float(config.data.ids_per_feature)
     return {
         table: ParameterConstraints(
-            sharding_types=_usable_types(config.sharding.tables.get(table, config.sharding.types), config),
+            sharding_types=_supported_types(config.sharding.tables.get(table, config.sharding.types), config),
             compute_kernels=kernels,
             pooling_factors=[pooling],
             min_partition=config.sharding.min_columns,
@@ -121,33 +192,33 @@ def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     }
 
 
-def _usable_types(types: tuple[str, ...], config: TrainConfig) -> list[str]:
-    """Return the sharding types that work with this configuration; raise UserError if none does.
+def _supported_types(types: tuple[str, ...], config: TrainConfig) -> list[str]:
+    """Return the types that work with this configuration; raise UserError if there is none.
 
-    Tables too narrow to split cannot be column-wise, because a single column shard is table-wise sharding. TorchRec's
-    reduce-scatter does not support int8, so tables cannot be row-wise with it.
+    Column-wise needs a table wide enough to split: a single column shard is table-wise under a confusing name. Row-wise
+    does not work with an int8 all-to-all, which TorchRec's reduce-scatter lacks.
     """
     sharding = config.sharding
-    narrowest = sharding.min_columns or MIN_CW_DIM
-    usable = [t for t in types if t != "column_wise" or config.model.embedding_dim > narrowest]
-    if not usable:
+    min_columns = sharding.min_columns or MIN_CW_DIM
+    supported = [t for t in types if t != "column_wise" or config.model.embedding_dim > min_columns]
+    if not supported:
         raise UserError(
-            f"a table may only be split column_wise, but model.embedding_dim is {config.model.embedding_dim} and a "
-            f"shard has at least {narrowest} columns. Fix: set a smaller --sharding.min-columns, or allow another of "
-            f"sharding.types"
+            f"a table may only be split column_wise, but is too narrow: got model.embedding_dim "
+            f"{config.model.embedding_dim}, and a shard has at least {min_columns} columns. Fix: set a smaller "
+            f"--sharding.min-columns, or allow another of sharding.types"
         )
     int8 = [option for option in ("forward_precision", "backward_precision") if getattr(sharding, option) == "int8"]
-    if int8 and usable == ["row_wise"]:
+    if int8 and supported == ["row_wise"]:
         raise UserError(
-            f"a table may only be split row_wise, but sharding.{int8[0]} is int8, which row-wise tables cannot use. "
-            f"Fix: use --sharding.{int8[0].replace('_', '-')} fp16, or allow another of sharding.types"
+            f"a table may only be split row_wise, which does not support sharding.{int8[0]}: got int8. Fix: set "
+            f"--sharding.{int8[0].replace('_', '-')} fp16, or allow another of sharding.types"
         )
-    return [t for t in usable if t != "row_wise"] if int8 else usable
+    return [t for t in supported if t != "row_wise"] if int8 else supported
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """One table of a plan. `ranks` has one entry per shard; `bytes_per_rank` counts fp32 weights."""
+    """One table of a plan. `ranks` holds one entry per shard; `bytes_per_rank` counts fp32 weights."""
 
     table: str
     rows: int
@@ -158,31 +229,28 @@ class PlannedTable:
     bytes_per_rank: dict[int, int]
 
 
-def describe_plan(plan: ShardingPlan, config: TrainConfig) -> list[PlannedTable]:
-    """Return the tables of a plan in canonical order."""
+def planned_tables(plan: ShardingPlan, config: TrainConfig) -> Iterator[tuple[str, int, ParameterSharding]]:
+    """Yield (table, rows, its part of the plan) in the order of the configuration."""
     (module_plan,) = (cast("EmbeddingModuleShardingPlan", p) for p in plan.plan.values())
-    described = []
     for table, rows in zip(config.table_names, config.rows_per_table, strict=True):
-        sharding = module_plan[table]
+        yield table, rows, module_plan[table]
+
+
+def describe_plan(plan: ShardingPlan, config: TrainConfig) -> list[PlannedTable]:
+    """Return the plan, table by table in the order of the configuration."""
+    dim = config.model.embedding_dim
+    described = []
+    for table, rows, sharding in planned_tables(plan, config):
         bytes_per_rank: dict[int, int] = defaultdict(int)
         ranks = tuple(sharding.ranks or ())
         shards = getattr(sharding.sharding_spec, "shards", None)
-        if shards is None:  # data-parallel: a copy on every rank
-            bytes_per_rank.update(dict.fromkeys(ranks, rows * config.model.embedding_dim * 4))
+        if shards is None:  # data-parallel: each process has a copy
+            bytes_per_rank.update(dict.fromkeys(ranks, rows * dim * 4))
         else:
             for shard in shards:
                 bytes_per_rank[shard.placement.rank()] += shard.shard_sizes[0] * shard.shard_sizes[1] * 4
-        described.append(
-            PlannedTable(
-                table,
-                rows,
-                config.model.embedding_dim,
-                sharding.sharding_type,
-                sharding.compute_kernel,
-                ranks,
-                dict(bytes_per_rank),
-            )
-        )
+        kind, kernel = sharding.sharding_type, sharding.compute_kernel
+        described.append(PlannedTable(table, rows, dim, kind, kernel, ranks, dict(bytes_per_rank)))
     return described
 
 

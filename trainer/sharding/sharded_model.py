@@ -16,8 +16,8 @@ from trainer.model.dlrm import TrainTask, build_model
 from trainer.runtime.process_group import Runtime
 from trainer.sharding.data_parallel import FixedBucketsWrapper
 from trainer.sharding.local_shards import fused_kernels, initialize_tables, pooled_dists, replicated_parameters
-from trainer.sharding.optimizers import Optimizers, fused_params
-from trainer.sharding.planner import make_plan, make_sharder
+from trainer.sharding.optimizers import Optimizers
+from trainer.sharding.planner import Hardware, find_plan, make_sharder
 from trainer.sharding.rowwise_adagrad import use_coalesced_update
 from trainer.sharding.shared_memory_all_to_all import use_shared_memory
 
@@ -41,10 +41,10 @@ def build_sharded_model(config: TrainConfig, runtime: Runtime, task: nn.Module |
     except ValueError as error:
         raise UserError(str(error)) from None
     task = task or TrainTask(build_model(config, runtime.precision))
-    sharder = make_sharder(config.sharding, fused_params(config.optim.sparse, runtime.device), runtime.device)
-    plan = make_plan(task, sharder, config, runtime)
     group = torch.distributed.group.WORLD
     assert group is not None
+    sharder = make_sharder(config, runtime.device)
+    plan = find_plan(task, sharder, config, Hardware.of_job(runtime), group)
     dmp = DistributedModelParallel(
         task,
         env=ShardingEnv.from_process_group(group),
