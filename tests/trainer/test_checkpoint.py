@@ -316,9 +316,9 @@ def test_a_checkpoint_of_another_run_is_told_by_the_field_that_differs(
     capsys.readouterr()
     assert run_main(tmp_path, "--train.steps=6", tree=OTHER[field], tmp=tmp_path) == 2
     message = capsys.readouterr().err
-    assert f"was made with {field} = " in message
-    assert "now it is" in message
-    assert "start afresh with another --train.run NAME" in message
+    assert f"was written with {field} = " in message
+    assert "so it cannot be resumed: got " in message
+    assert "start a new run with another --train.run NAME" in message
     assert message.count("\n") == 1, "one line, no stack trace"
     assert fingerprint(tmp_path / "a" / "checkpoints") == before, "a refused checkpoint was touched"
 
@@ -444,5 +444,5 @@ def test_a_run_on_parquet_refuses_columns_that_are_read_in_another_way() -> None
 
     marker = {"format": FORMAT, "config": config(True).model_dump(mode="json")}
     check_compatible(marker, config(True), "here")
-    with pytest.raises(UserError, match=r"made with data\.parquet\.sparse = .*start afresh"):
+    with pytest.raises(UserError, match=r"written with data\.parquet\.sparse = .*start a new run"):
         check_compatible(marker, config(False), "here")

@@ -1,5 +1,4 @@
-"""Saving and resuming a run: a canonical form of its state that no sharding plan changes, in a store that is never
-half-written."""
+"""Save and resume a run: its state, independent of the sharding plan, in a store without partial checkpoints."""
 
 from trainer.checkpoint.manager import Checkpointer, Progress, SaveFailedError
 from trainer.checkpoint.saver import Saver

@@ -1,5 +1,7 @@
-"""Local files written past the page cache: a checkpoint is read again only after a failure, and its pages would cost
-the step more than the disk does."""
+"""Write local files past the page cache.
+
+A checkpoint is read only after a failure, and caching its pages would slow down training more than the disk does.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ import mmap
 import os
 from typing import Any
 
-_BUFFER_BYTES = 4 * 1024**2  # of each file that is open: a disk's requests are smaller, and it stays in a core's cache
+_BUFFER_BYTES = 4 * 1024**2  # per open file; larger than a disk's requests, small enough for a core's cache
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux; elsewhere files are written as usual
 
 
 class DirectFile(io.RawIOBase):
-    """A new file at `path`, written by O_DIRECT in whole, aligned buffers of 4 MiB, and the rest of it as usual.
+    """A new file, written with O_DIRECT in aligned buffers of 4 MiB; its end is written through the page cache.
 
-    File systems that do not offer O_DIRECT (tmpfs, some network and FUSE ones) are written through the page cache.
-    Bytes leave the buffer as it fills, by `fileno` and by `close`; not by `flush`, which torch.save calls after every
-    tensor. Raises OSError as open and write do.
+    File systems without O_DIRECT (tmpfs, some network and FUSE ones) are written through the page cache entirely. The
+    buffer is written when it is full, by `fileno` and by `close`, but not by `flush`, which torch.save calls after
+    every tensor. Raises OSError as open and write do.
     """
 
     def __init__(self, path: str) -> None:
-        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # begins at a page, as O_DIRECT demands
+        self._buffer = mmap.mmap(-1, _BUFFER_BYTES)  # starts at a page boundary, which O_DIRECT requires
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._used = 0
         self._direct = bool(_O_DIRECT) and self._set_direct(on=True)
 
     def write(self, data: Any) -> int:
-        """All of `data`."""
+        """Write all of `data` and return its size in bytes."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view):
@@ -42,16 +44,16 @@ class DirectFile(io.RawIOBase):
         return len(view)
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """For fsync: everything that was written is the kernel's by then."""
+        """Pass all written bytes to the kernel and return the descriptor, for fsync."""
         self._drain()
         return self._fd
 
     def close(self) -> None:
-        """Hands the rest to the kernel; raises what goes wrong in that, and gives the file back all the same."""
+        """Pass the remaining bytes to the kernel and close the file, also if that raises an error."""
         if self.closed:
             return
         try:
@@ -60,7 +62,7 @@ class DirectFile(io.RawIOBase):
             self.discard()
 
     def discard(self) -> None:
-        """Close the file without the bytes that are still in the buffer."""
+        """Close the file without writing the bytes that are still in the buffer."""
         if not self.closed:
             super().close()
             os.close(self._fd)
@@ -71,21 +73,21 @@ class DirectFile(io.RawIOBase):
         with memoryview(self._buffer)[: self._used] as rest:
             done = 0
             while done < len(rest):
-                done += self._put(rest[done:])
+                done += self._write(rest[done:])
         self._used = 0
 
-    def _put(self, piece: memoryview) -> int:
+    def _write(self, piece: memoryview) -> int:
         try:
             return os.write(self._fd, piece)
         except OSError as error:
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-        # A file system that takes the flag and refuses the write, or a write before this one that was cut short.
+        # The file system accepts the flag but refuses the write, or an earlier short write lost the alignment.
         self._direct = not self._set_direct(on=False)
         return os.write(self._fd, piece)
 
     def _set_direct(self, *, on: bool) -> bool:
-        """Whether the file system took the change."""
+        """Switch O_DIRECT and return whether the file system accepted that."""
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)

@@ -1,4 +1,4 @@
-"""Saves a run, keeps the newest checkpoints, and resumes from them on any number of processes and any plan."""
+"""Save a run, keep its newest checkpoints, and resume from them on any number of processes and any sharding plan."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ _log = logging.getLogger("trainer.checkpoint")
 
 
 class SaveFailedError(Exception):
-    """A checkpoint could not be written; nothing of it counts, and the ones before it are untouched."""
+    """A checkpoint could not be written; what was written of it is ignored, and older checkpoints are unchanged."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: optimizer steps done, and samples of the stream consumed."""
+    """Progress of a run: completed optimizer steps, and samples consumed from the stream."""
 
     step: int = 0
     position: int = 0
 
 
 class Checkpointer:
-    """Collective: every method is called by all processes."""
+    """Saves and restores one run. Every method is collective: all processes call it."""
 
-    def __init__(self, job: ShardedModel, store: CheckpointStore) -> None:
-        self._job = job
+    def __init__(self, model: ShardedModel, store: CheckpointStore) -> None:
+        self._model = model
         self._store = store
 
     def newest(self) -> int | None:
-        """The newest complete step, or None."""
+        """Return the newest complete step, or None."""
         return max(self.complete_steps(), default=None)
 
     def complete_steps(self) -> list[int]:
-        """Steps that are complete, ascending."""
+        """Return the complete steps, ascending."""
         steps: list[int] = _from_rank_0(self._store.complete_steps)
         return steps
 
     def location(self, step: int) -> str:
-        """Path or URI of a step, for people."""
+        """Return the path or URI of a step, for messages."""
         return self._store.location(step)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as views of the model where possible."""
-        return CanonicalState(self._job).to_save()
+        """Return the contents of a checkpoint, as views of the model where possible."""
+        return CanonicalState(self._model).to_save()
 
     def save(self, progress: Progress) -> str:
-        """Write a checkpoint now; returns its location. Raises SaveFailedError on every process."""
+        """Write a checkpoint now and return its location; raise SaveFailedError on every process if that fails."""
         return self.write(progress, self.state())
 
     def write(self, progress: Progress, state: dict[str, Any], group: Group = None) -> str:
-        """Write `state` through `group` (none: the job's), mark it complete, drop the ones that are no longer kept.
+        """Write `state` through `group` (None: the job's), mark it complete, and delete old checkpoints.
 
-        The marker comes last, so whatever ends this early leaves an incomplete step, which nobody reads.
+        The marker is written last, so an interruption leaves an incomplete step, which is never read.
         """
         step = progress.step
         try:
@@ -87,8 +87,11 @@ class Checkpointer:
         return self.location(step)
 
     def resume(self, warn: Callable[[str], None]) -> Progress | None:
-        """Load the newest checkpoint that can be read; None where there is none. `warn` gets a line for each that
-        cannot. Raises UserError where none of several can, or the run was another one."""
+        """Load the newest readable checkpoint, or return None if there is no checkpoint.
+
+        `warn` gets a line for each unreadable one. Raise UserError if all are unreadable, or if the checkpoint is one
+        of a different run.
+        """
         steps, first = self.complete_steps(), None
         for step in reversed(steps):
             try:
@@ -96,44 +99,46 @@ class Checkpointer:
             except DamagedCheckpointError as error:
                 first = first or error
                 if step != steps[0]:
-                    warn(f"{error}; going on from the checkpoint before it")
+                    warn(f"{error}; resuming from the checkpoint before it")
         if first is None:
             return None
         others = f", nor can the {len(steps) - 1} before it" if len(steps) > 1 else ""
-        raise UserError(f"{first}{others}; remove that folder and start afresh, or name another --train.run NAME")
+        raise UserError(f"{first}{others}. Fix: remove that folder and start again, or choose another --train.run NAME")
 
     def restore(self, step: int) -> Progress:
-        """Load a complete step into the job; raises UserError for a checkpoint of another run, and
-        DamagedCheckpointError for one that is unreadable."""
+        """Load a complete step into the model.
+
+        Raise UserError for a checkpoint of a different run, and DamagedCheckpointError for an unreadable one.
+        """
         marker: dict[str, Any] = _from_rank_0(lambda: self._store.read_marker(step))
-        check_compatible(marker, self._job.config, self.location(step))
-        canonical = CanonicalState(self._job)
+        check_compatible(marker, self._model.config, self.location(step))
+        canonical = CanonicalState(self._model)
 
         def targets() -> tuple[Any, dict[str, Any]]:
             reader = self._store.reader(step, marker)
             return reader, canonical.to_load(self._saved_keys(step, reader))
 
-        reader, state = _together(targets)
+        reader, state = _on_all_ranks(targets)
         try:
             dcp.load(state, storage_reader=reader)
         except (CheckpointException, OSError, RuntimeError, EOFError) as error:
             raise self._unreadable(step, error) from None
-        canonical.loaded(state)
+        canonical.load(state)
         progress = Progress(step=int(marker["step"]), position=int(marker["position"]))
-        self._job.optimizers.set_step(progress.step)
+        self._model.optimizers.set_step(progress.step)
         return progress
 
     def _saved_keys(self, step: int, reader: Any) -> Mapping[str, Any]:
         try:
             saved: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
-        except Exception as error:  # a pickle: damaged bytes raise almost anything
+        except Exception as error:  # unpickling damaged bytes raises almost any exception
             raise self._unreadable(step, error) from None
         return saved
 
     def _unreadable(self, step: int, error: BaseException) -> UserError:
         text = f"checkpoint {self.location(step)} cannot be read: {_cause(error)}"
         if any(isinstance(e, StoreUnavailableError) for e in _all_of(error)):
-            return UserError(f"{text}; the checkpoint may be whole: start again once the store answers")
+            return UserError(f"{text}; the checkpoint may be undamaged. Fix: start again once the store responds")
         return DamagedCheckpointError(text)
 
     def _marker(self, progress: Progress, written: list[dict[str, FileChecksums]]) -> dict[str, Any]:
@@ -141,33 +146,33 @@ class Checkpointer:
             "format": FORMAT,
             "step": progress.step,
             "position": progress.position,
-            "world_size": self._job.runtime.world_size,
+            "world_size": self._model.runtime.world_size,
             "torch": torch.__version__,
-            "config": self._job.config.model_dump(mode="json"),
+            "config": self._model.config.model_dump(mode="json"),
             "files": {name: found.to_json() for files in written for name, found in sorted(files.items())},
         }
 
     def _clean_up(self, newest: int) -> None:
-        """Keep the newest ones and every keep_every_steps-th. Trouble here must not fail a save that is complete."""
-        config = self._job.config.checkpoint
+        """Delete all but the newest checkpoints and every keep_every_steps-th; the next save retries what fails."""
+        config = self._model.config.checkpoint
         try:
             complete = self._store.complete_steps()
             kept = {newest, *complete[-config.keep :], *milestones(complete, config.keep_every_steps)}
             for step in [s for s in complete if s not in kept] + self._store.incomplete_steps():
                 self._store.delete(step)
         except OSError as error:
-            _log.warning("old checkpoints could not be removed (%s); the next save tries again", _cause(error))
+            _log.warning("old checkpoints could not be removed (%s); the next save retries", _cause(error))
 
     def _discard(self, step: int) -> None:
-        """Give back what a failed save took, where the store still lets us; a later clean-up comes by again."""
+        """Delete the files of a failed save if the store allows it; otherwise a later clean-up does."""
         try:
             self._store.begin(step)
         except OSError as error:
-            _log.warning("what a failed save left could not be removed (%s)", _cause(error))
+            _log.warning("the files of a failed save could not be removed (%s)", _cause(error))
 
 
 def milestones(steps: list[int], every: int) -> set[int]:
-    """Of ascending `steps` the first at or after each multiple of `every`, since saves by the clock hit none."""
+    """Return the first of ascending `steps` at or after each multiple of `every`, which saves by time rarely hit."""
     first: dict[int, int] = {}
     for step in steps if every else []:
         if step >= every:
@@ -176,26 +181,25 @@ def milestones(steps: list[int], every: int) -> set[int]:
 
 
 def check_compatible(marker: Mapping[str, Any], config: TrainConfig, location: str) -> None:
-    """Raises UserError naming the first field in which the checkpoint's run differs from `config` in a way that
-    matters."""
+    """Raise UserError if the checkpoint belongs to a run that `config` cannot continue; name the first such field."""
     if marker.get("format") != FORMAT:
-        raise UserError(f"checkpoint {location} has format {marker.get('format')}; this version reads format {FORMAT}")
+        raise UserError(f"checkpoint {location} has an unknown format: got {marker.get('format')}; allowed: {FORMAT}")
     try:
         saved = TrainConfig.model_validate(marker["config"])
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"checkpoint {location} holds a configuration that this version cannot read: {_cause(error)}"
+            f"checkpoint {location} has a configuration that this version cannot read: {_cause(error)}"
         ) from None
     for name, was, now in _identity(saved, config):
         if was != now:
             raise UserError(
-                f"checkpoint {location} was made with {name} = {was}, now it is {now}: such a run cannot go on; "
-                f"undo the change, or start afresh with another --train.run NAME"
+                f"checkpoint {location} was written with {name} = {was}, so it cannot be resumed: got {now}. "
+                f"Fix: undo the change, or start a new run with another --train.run NAME"
             )
 
 
 def _identity(saved: TrainConfig, config: TrainConfig) -> list[tuple[str, Any, Any]]:
-    """What must not change in a run: names and shapes of its state, and the order of its data."""
+    """Return (field, saved, current) of what must not change in a run: names and shapes of state, order of data."""
     pairs: list[tuple[str, Any, Any]] = [
         (f"model.{name}", getattr(saved.model, name), getattr(config.model, name))
         for name in type(saved.model).model_fields
@@ -219,54 +223,54 @@ def _identity(saved: TrainConfig, config: TrainConfig) -> list[tuple[str, Any, A
     return pairs
 
 
-def _from_rank_0(ask: Callable[[], Any], group: Group = None) -> Any:
-    """What `ask` returns or the error it raises on rank 0, on every process."""
+def _from_rank_0(operation: Callable[[], Any], group: Group = None) -> Any:
+    """Run an operation on rank 0, and return its result or raise its error on every process."""
     answer: list[Any] = [None, None, ""]
     if dist.get_rank() == 0:
-        answer = _attempt(ask)
+        answer = _run(operation)
     dist.broadcast_object_list(answer, src=0, group=group)
-    return _answer(answer)
+    return _unpack(answer)
 
 
-def _together(ask: Callable[[], Any]) -> Any:
-    """What `ask` returns on this process, or on every process the error of the first one that raises."""
-    mine = _attempt(ask)
+def _on_all_ranks(operation: Callable[[], Any]) -> Any:
+    """Run an operation on every process and return its result; if any fails, raise the first error on every process."""
+    mine = _run(operation)
     errors: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(errors, mine[1:])
     failed = next((e for e in errors if e[0] is not None), None)
-    return _answer([mine[0], *failed] if failed else mine)
+    return _unpack([mine[0], *failed] if failed else mine)
 
 
-def _attempt(ask: Callable[[], Any]) -> list[Any]:
-    """[result, None, ""] or [None, kind of error, text]: exceptions themselves may not survive pickling."""
+def _run(operation: Callable[[], Any]) -> list[Any]:
+    """Return [result, None, ""] or [None, class of the error, text], since an exception may not be picklable."""
     try:
-        return [ask(), None, ""]
+        return [operation(), None, ""]
     except UserError as error:
         return [None, type(error), str(error)]
     except OSError as error:
         return [None, UserError, f"checkpoint.uri: {_cause(error)}"]
 
 
-def _answer(answer: list[Any]) -> Any:
-    result, kind, text = answer
-    if kind is not None:
-        raise kind(text)
+def _unpack(answer: list[Any]) -> Any:
+    result, error_class, text = answer
+    if error_class is not None:
+        raise error_class(text)
     return result
 
 
 def _all_of(error: BaseException) -> list[BaseException]:
-    """An error, or those of all ranks that DCP wrapped in one."""
+    """Return the error, or the errors of all ranks if DCP wrapped them in one."""
     return [f[0] for f in error.failures.values()] if isinstance(error, CheckpointException) else [error]
 
 
 def _cause(error: BaseException) -> str:
-    """The first line of what is behind an error; DCP wraps the causes of all ranks."""
+    """Return the cause of an error as one line; DCP wraps the causes of all ranks."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, failure = next(iter(error.failures.items()))
         return f"rank {rank}: {_cause(failure[0])}"
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}; free some, lower --checkpoint.keep, or choose another --checkpoint.uri"
+        return f"{error.strerror}. Fix: free some space, lower --checkpoint.keep, or choose another --checkpoint.uri"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"

@@ -1,5 +1,4 @@
-"""Saves in the background: the step waits for a copy of the state alone, one save is under way at a time, and one that
-fails is tried again."""
+"""Save in the background: a step waits only for a copy of the state, one save runs at a time, failures are retried."""
 
 from __future__ import annotations
 
@@ -16,19 +15,21 @@ from trainer.checkpoint.snapshot import Snapshot
 from trainer.config import CheckpointConfig
 from trainer.errors import UserError
 from trainer.runtime.vote import new_gloo_group
+from trainer.storage.retry import RetryPolicy
 
-# Gloo reports a process that died at once; this is for one that writes slowly while the others wait for it.
-_SLOWEST_SAVE = timedelta(hours=2)
-_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 600.0
-_FINAL_PAUSE_SECONDS, _LONGEST_FINAL_PAUSE_SECONDS = 0.5, 30.0
+# How long processes wait for a slow writer; gloo reports a process that died at once.
+_SAVE_TIMEOUT = timedelta(hours=2)
+# Delays until the next save after a failed one: during training, and at the end of a run.
+_RETRY = RetryPolicy(first_delay_seconds=60, max_delay_seconds=600, jitter=0)
+_FINAL_RETRY = RetryPolicy(first_delay_seconds=1, max_delay_seconds=30, jitter=0)
 
 _log = logging.getLogger("trainer.checkpoint")
 Report = Callable[..., None]
 
 
 @dataclass
-class _Flight:
-    """One save under way."""
+class _RunningSave:
+    """A save that was started and whose outcome is not reported yet."""
 
     progress: Progress
     began: float
@@ -39,32 +40,59 @@ class _Flight:
 
 
 class Saver:
+<<<<<<< HEAD
     """Collective, except for `busy`. Reports events `checkpoint` and `checkpoint_failed`."""
+=======
+    """Saves of one run; reports the events `checkpoint` and `checkpoint_failed`.
+
+    All processes call its methods together; the properties, except `pending`, are about this process only.
+    """
+>>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
-        self._group = new_gloo_group(_SLOWEST_SAVE)
+        self._group = new_gloo_group(_SAVE_TIMEOUT)
         self._snapshot = Snapshot()
-        self._flight: _Flight | None = None
+        self._running: _RunningSave | None = None
         self._failures = 0
+<<<<<<< HEAD
         self.retry_at: float | None = None  # when to retry a failed save, by time.monotonic
         self.safe_since = time.monotonic()  # when the saved state was copied, or training began
+=======
+        self._retry_at: float | None = None
+        self._last = time.monotonic()  # when the last successful save began, or training
+>>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
         self._warned = False
         self.saved_step: int | None = None
         self.started_step = -1
 
     @property
     def busy(self) -> bool:
-        """Whether this process still writes."""
-        return self._flight is not None and self._flight.thread is not None and self._flight.thread.is_alive()
+        """Whether this process is still writing."""
+        return self._running is not None and self._running.thread is not None and self._running.thread.is_alive()
 
     @property
     def pending(self) -> bool:
-        """Whether a save was started whose outcome nobody has asked for; the same on all processes."""
-        return self._flight is not None
+        """Whether a save was started that no `wait` has ended yet; the same on all processes."""
+        return self._running is not None
 
+<<<<<<< HEAD
+=======
+    @property
+    def age_seconds(self) -> float:
+        """Seconds of work that a kill would lose, by this process's clock."""
+        return time.monotonic() - self._last
+
+    @property
+    def due(self) -> bool:
+        """Whether checkpoint.every_minutes or a retry is due, by this process's clock."""
+        if self._retry_at is not None:
+            return time.monotonic() >= self._retry_at
+        return bool(self._config.every_minutes) and self.age_seconds >= 60 * self._config.every_minutes
+
+>>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
     def reserve(self) -> None:
-        """Make the memory for copies in the background, where saves are to be expected."""
+        """Allocate the memory for copies in a background thread, if this run saves during training."""
         if self._config.asynchronous and (self._config.every_steps or self._config.every_minutes):
             state = self._checkpointer.state()
             threading.Thread(target=self._reserve, args=(state,), daemon=True).start()
@@ -73,107 +101,121 @@ class Saver:
         try:
             self._snapshot.reserve(state)
         except (MemoryError, RuntimeError):
-            return  # the first save finds the same, and tells it
+            return  # the first save fails in the same way and logs it
 
     def start(self, progress: Progress) -> None:
-        """Save the state as it is now; returns once it is copied (or written, without checkpoint.asynchronous)."""
-        assert self._flight is None, "one save at a time"
+        """Save the current state; return once it is copied (or written, without checkpoint.asynchronous)."""
+        assert self._running is None, "one save at a time"
         began = time.monotonic()
         self.started_step = progress.step
         state = self._checkpointer.state()
-        copied = self._copied(state) if self._config.asynchronous else None
-        flight = self._flight = _Flight(progress, began, time.monotonic() - began)
+        copied = self._copy(state) if self._config.asynchronous else None
+        save = self._running = _RunningSave(progress, began, time.monotonic() - began)
         if copied is not None:
-            flight.thread = threading.Thread(target=self._write, args=(flight, copied), name="checkpoint", daemon=True)
-            flight.thread.start()
+            save.thread = threading.Thread(target=self._write, args=(save, copied), name="checkpoint", daemon=True)
+            save.thread.start()
             return
-        self._write(flight, state)
-        flight.blocked_seconds = time.monotonic() - began
+        self._write(save, state)
+        save.blocked_seconds = time.monotonic() - began
         if not self._config.asynchronous:
             self.wait()
 
-    def _copied(self, state: dict[str, Any]) -> dict[str, Any] | None:
-        """The state in memory of its own; None where this process has too little, which then writes at once while the
-        others go on in the background, and wait for it at their next step."""
+    def _copy(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a copy of the state, or None if this process has too little memory.
+
+        Without a copy it writes immediately. The others write in the background and wait for it at their next step.
+        """
         try:
             return self._snapshot.take(state)
         except (MemoryError, RuntimeError) as error:  # torch's allocators raise the latter
             if not self._warned:
                 _log.warning(
-                    "too little memory for a copy of the state (%s), so saves block training; give the process more "
-                    "memory, or set --checkpoint.asynchronous false",
+                    "too little memory for a copy of the state (%s), so saves block training. Fix: give the process "
+                    "more memory, or set --checkpoint.asynchronous false",
                     " ".join(str(error).split())[:200],
                 )
             self._warned = True
             return None
 
     def wait(self) -> None:
-        """Wait for the save under way and report it; raises UserError after checkpoint.max_failures in a row."""
-        flight = self._flight
-        if flight is None:
+        """Wait for the running save and report it; raise UserError after checkpoint.max_failures in a row."""
+        save = self._running
+        if save is None:
             return
-        if flight.thread is not None:
-            flight.thread.join()
-        self._flight = None
-        if flight.error is None:
-            self._succeeded(flight)
-        elif isinstance(flight.error, SaveFailedError):
-            self._failed(flight, flight.error)
+        if save.thread is not None:
+            save.thread.join()
+        self._running = None
+        if save.error is None:
+            self._report_success(save)
+        elif isinstance(save.error, SaveFailedError):
+            self._report_failure(save, save.error)
         else:
-            raise flight.error
+            raise save.error
 
     def finish(self, progress: Progress) -> None:
-        """Have `progress` saved, whatever is under way; tries up to checkpoint.max_failures times in a row."""
+        """Save `progress` after the running save; try up to checkpoint.max_failures times in a row."""
         self.wait()
         while self.saved_step != progress.step:
             if self._failures:
-                time.sleep(min(_FINAL_PAUSE_SECONDS * 2**self._failures, _LONGEST_FINAL_PAUSE_SECONDS))
+                time.sleep(_FINAL_RETRY.delay_seconds(self._failures))
             self.start(progress)
             self.wait()
 
     def wait_briefly(self, seconds: float) -> None:
-        """After an error elsewhere: let a save that is nearly through finish, for at most `seconds`."""
-        if self._flight is not None and self._flight.thread is not None:
-            self._flight.thread.join(seconds)
+        """Give the running save at most `seconds` to finish, after an error elsewhere."""
+        if self._running is not None and self._running.thread is not None:
+            self._running.thread.join(seconds)
 
     def mark_saved(self, step: int) -> None:
-        """The state is that of a checkpoint."""
+        """Record that the state was loaded from the checkpoint of a step."""
         self.saved_step = step
 
-    def _write(self, flight: _Flight, state: dict[str, Any]) -> None:
+    def _write(self, save: _RunningSave, state: dict[str, Any]) -> None:
         try:
-            self._checkpointer.write(flight.progress, state, self._group)
-        except BaseException as error:  # belongs to the main thread
-            flight.error = error
-        flight.seconds = time.monotonic() - flight.began
+            self._checkpointer.write(save.progress, state, self._group)
+        except BaseException as error:  # raised by `wait` in the main thread
+            save.error = error
+        save.seconds = time.monotonic() - save.began
 
+<<<<<<< HEAD
     def _succeeded(self, flight: _Flight) -> None:
         self._failures, self.retry_at, self.safe_since = 0, None, flight.began
         self.saved_step = flight.progress.step
+=======
+    def _report_success(self, save: _RunningSave) -> None:
+        self._failures, self._retry_at, self._last = 0, None, save.began
+        self.saved_step = save.progress.step
+>>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
         self._report(
             "checkpoint",
-            step=flight.progress.step,
-            path=self._checkpointer.location(flight.progress.step),
-            seconds=round(flight.seconds, 3),
-            blocked_seconds=round(flight.blocked_seconds, 3),
+            step=save.progress.step,
+            path=self._checkpointer.location(save.progress.step),
+            seconds=round(save.seconds, 3),
+            blocked_seconds=round(save.blocked_seconds, 3),
         )
 
-    def _failed(self, flight: _Flight, error: SaveFailedError) -> None:
+    def _report_failure(self, save: _RunningSave, error: SaveFailedError) -> None:
         self._failures += 1
         limit = self._config.max_failures
         if self._failures >= limit:
             raise UserError(
-                f"{error}; {self._failures} saves in a row have failed (checkpoint.max_failures {limit}), so this run "
-                f"would lose its work; the same command resumes from the last complete checkpoint once that is mended"
+                f"{error}; {self._failures} saves in a row have failed (checkpoint.max_failures {limit}), so the run "
+                f"ends before it loses more work. Fix: solve that, then run the same command, which resumes from the "
+                f"last complete checkpoint"
             )
+<<<<<<< HEAD
         pause = min(_FIRST_RETRY_SECONDS * 2 ** (self._failures - 1), _LONGEST_RETRY_SECONDS)
         self.retry_at = time.monotonic() + pause
+=======
+        delay = _RETRY.delay_seconds(self._failures)
+        self._retry_at = time.monotonic() + delay
+>>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
         self._report(
             "checkpoint_failed",
-            step=flight.progress.step,
+            step=save.progress.step,
             error=str(error),
             failures=self._failures,
             fatal_at=limit,
-            next_try="with the next save that is due, at the latest after "
-            f"{pause:.0f} s; training goes on, the checkpoints before it are untouched",
+            next_try=f"with the next save that is due, at the latest after {delay:.0f} s; training continues, and "
+            f"older checkpoints are unchanged",
         )

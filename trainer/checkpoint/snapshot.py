@@ -1,4 +1,4 @@
-"""Copies of a state in host memory, so that training goes on while they are written."""
+"""Copy a state to host memory, so that training continues while the copy is written."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 
 
 class Snapshot:
-    """Buffers as large as this process's share of the state, filled anew by every save: memory that was touched before
-    is five times faster to write than fresh pages. For states on GPUs it is page-locked."""
+    """Buffers as large as this process's share of the state, page-locked for states on GPUs.
+
+    Every save reuses them: writing to memory that was used before is five times faster than to new pages.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, list[Tensor]] = {}
 
     def reserve(self, state: dict[str, Any]) -> None:
-        """Make and touch the buffers for `state` ahead of the first save; its values are not read."""
+        """Allocate and touch the buffers before the first save; the values of `state` are not read."""
         for key, value in state.items():
             self._buffers.setdefault(key, [_host_twin(tensor).zero_() for tensor in _local(value)])
 
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The same state dict over copies; waits until they are made. Valid until the next call."""
+        """Copy the state and return it as a state dict, which is valid until the next call."""
         found = {key: self._copy(key, value) for key, value in state.items()}
         for key in set(self._buffers) - set(state):
             del self._buffers[key]
@@ -56,7 +58,7 @@ def _local(value: Any) -> list[Tensor]:
 
 
 def _host_twin(tensor: Tensor) -> Tensor:
-    # Of its own storage: DCP would copy a tensor that is a part of a larger one once more.
+    # With its own storage: DCP makes another copy of a tensor that is part of a larger one.
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 

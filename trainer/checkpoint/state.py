@@ -1,18 +1,18 @@
 """The canonical form of a run's state: one unsharded tensor per table, table state and dense parameter.
 
-Keys, with the plain tensor each stands for (R rows, D embedding_dim):
+Keys, with the unsharded tensor that each represents (R rows, D embedding_dim):
 
     tables.<table>.weight        (R, D)
     tables.<table>.<state>       (R,) for row-wise Adagrad's sum, (R, D) for others
-    tables.<table>.<state>.by_columns.<widths>   (column shards, R), beside the former where the plan splits columns
+    tables.<table>.<state>.by_columns.<widths>   (column shards, R), in addition if the plan splits columns
     dense.<parameter>            as the parameter
     dense_optim.<parameter>.<state>
 
-Each process adds what it holds as ShardedTensors with the global layout or as full tensors, and DCP writes every
-element once; loading asks for the same keys with whatever layout the new plan has. Two cases need arithmetic:
-data-parallel tables are full tensors on every process, and under column-wise sharding row-wise Adagrad keeps one value
-per row *and column shard*. The unsharded table would hold the mean of squares over all columns, so the canonical value
-is the mean of the shards' values weighted by their columns, and loading hands that value to every shard.
+Each process provides its part as ShardedTensors with the global layout or as full tensors, and DCP writes every
+element once. Loading requests the same keys with the layout of the new plan. Two cases are special: data-parallel
+tables are full tensors on every process, and under column-wise sharding row-wise Adagrad has one value per row *and
+column shard*. An unsharded table would have the mean of squares over all columns, so the canonical value is the mean
+of the shards' values weighted by their columns, and loading gives that value to every shard.
 """
 
 from __future__ import annotations
@@ -35,37 +35,36 @@ from trainer.sharding.sharded_model import ShardedModel
 
 
 class CanonicalState:
-    """The state of one job as DCP sees it. Made anew for every save or load; tensors are views of the model where
-    possible."""
+    """The state of one model as DCP sees it, for one save or load; tensors are views of the model where possible."""
 
-    def __init__(self, job: ShardedModel) -> None:
-        self._job = job
-        self._kinds = sharding_of(job.dmp)
+    def __init__(self, model: ShardedModel) -> None:
+        self._model = model
+        self._kinds = sharding_of(model.dmp)
         self._shards: dict[str, list[TableShard]] = defaultdict(list)
-        for shard in local_shards(job.dmp, job.optimizers, job.config.optim.sparse.optimizer):
+        for shard in local_shards(model.dmp, model.optimizers, model.config.optim.sparse.optimizer):
             self._shards[shard.table].append(shard)
 
     def to_save(self) -> dict[str, Any]:
-        """Collective: the state dict of this process for dcp.save."""
+        """Return the state dict of this process for dcp.save (collective)."""
         state = self._tables()
         for (table, name), mean in self._column_wise_means().items():
             state[f"tables.{table}.{name}"] = mean
         state |= self._column_wise_pieces()
         state |= self._dense_parameters()
-        for key, name, value in _optimizer_states(self._job.optimizers.dense):
+        for key, name, value in _optimizer_states(self._model.optimizers.dense):
             state[f"dense_optim.{key}.{name}"] = value
         return state
 
     def to_load(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Targets for dcp.load, given the saved keys with DCP's metadata; call `loaded` with the result afterwards."""
+        """Return the targets for dcp.load, given the saved keys with DCP's metadata; pass them to `load` afterwards."""
         state = self._tables()
         for table, name, rows in self._column_wise_states():
             state[f"tables.{table}.{name}"] = torch.empty(rows)
         state |= {key: pieces for key, pieces in self._column_wise_pieces().items() if key in saved}
         state |= self._dense_parameters()
-        # Optimizers such as Adam make their state in the first step, so the saved keys say what there is.
+        # Optimizers such as Adam create their state in the first step, so only the saved keys show what exists.
         held = {
-            f"dense_optim.{key}.{name}": value for key, name, value in _optimizer_states(self._job.optimizers.dense)
+            f"dense_optim.{key}.{name}": value for key, name, value in _optimizer_states(self._model.optimizers.dense)
         }
         for key, metadata in saved.items():
             if key.startswith("dense_optim."):
@@ -75,14 +74,14 @@ class CanonicalState:
                 )
         return state
 
-    def loaded(self, state: Mapping[str, Any]) -> None:
-        """Put what was loaded into copies where it belongs."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Copy loaded values to the model where dcp.load did not write into it directly."""
         for table, name, _ in self._column_wise_states():
             if self._pieces_key(table, name) in state:
-                continue  # the same split as when it was saved: each shard has its own value again
+                continue  # the columns are split as in the saved plan: each shard got its own value back
             for shard in self._shards[table]:
                 shard.states[name].copy_(state[f"tables.{table}.{name}"])
-        optimizer = self._job.optimizers.dense
+        optimizer = self._model.optimizers.dense
         for fqn, parameter in optimizer.params.items():
             prefix = f"dense_optim.{fqn}."
             for key, value in state.items():
@@ -91,7 +90,7 @@ class CanonicalState:
                     optimizer.state[parameter][name] = value if name == "step" else value.to(parameter.device)
 
     def _tables(self) -> dict[str, Any]:
-        """Weights and states whose layout DCP can express: everything but row-wise states of column-wise tables."""
+        """Return weights and states whose layout DCP can express: all but row-wise states of column-wise tables."""
         state: dict[str, Any] = {}
         for table, shards in self._shards.items():
             by_name: dict[str, list[Tensor]] = defaultdict(list)
@@ -106,47 +105,47 @@ class CanonicalState:
         return state
 
     def _sharded(self, table: str, tensors: list[Tensor]) -> ShardedTensor:
-        """This process's pieces of one table, with the layout of the whole table that the plan gives."""
-        spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+        """Return this process's shards of one table, with the plan's layout of the whole table."""
+        spec = sharded_embeddings(self._model.dmp).module_sharding_plan[table].sharding_spec
         rowwise = tensors[0].dim() == 1
         everywhere = [_without_columns(s) if rowwise else copy.deepcopy(s) for s in spec.shards]  # type: ignore[union-attr]
         mine = [s for s in everywhere if s.placement is not None and s.placement.rank() == dist.get_rank()]
         rows = self._rows(table)
         metadata = ShardedTensorMetadata(
             shards_metadata=everywhere,
-            size=torch.Size([rows] if rowwise else [rows, self._job.config.model.embedding_dim]),
+            size=torch.Size([rows] if rowwise else [rows, self._model.config.model.embedding_dim]),
             tensor_properties=TensorProperties(dtype=tensors[0].dtype, requires_grad=False),
         )
         pieces = [Shard(tensor, m) for tensor, m in zip(tensors, mine, strict=True)]
         return ShardedTensor._init_from_local_shards_and_global_metadata(pieces, metadata)
 
     def _rows(self, table: str) -> int:
-        return dict(zip(self._job.config.table_names, self._job.config.rows_per_table, strict=True))[table]
+        return dict(zip(self._model.config.table_names, self._model.config.rows_per_table, strict=True))[table]
 
     def _column_wise_states(self) -> list[tuple[str, str, int]]:
-        """(table, state, rows) of row-wise states under column-wise sharding, the same list on every process."""
-        if self._job.config.optim.sparse.optimizer != "rowwise_adagrad":
+        """Return (table, state, rows) of row-wise states under column-wise sharding, the same list on every process."""
+        if self._model.config.optim.sparse.optimizer != "rowwise_adagrad":
             return []
-        return [(t, "sum", self._rows(t)) for t in self._job.config.table_names if self._kinds[t] == "column_wise"]
+        return [(t, "sum", self._rows(t)) for t in self._model.config.table_names if self._kinds[t] == "column_wise"]
 
     def _column_wise_means(self) -> dict[tuple[str, str], Tensor]:
-        """Collective: per table the mean over column shards, weighted by columns."""
+        """Return per table the mean over column shards, weighted by columns (collective)."""
         means = {}
         for table, name, rows in self._column_wise_states():
-            total = torch.zeros(rows, dtype=torch.float64, device=self._job.runtime.device)
+            total = torch.zeros(rows, dtype=torch.float64, device=self._model.runtime.device)
             for shard in self._shards.get(table, []):
                 total += shard.states[name].double() * shard.weight.shape[1]
             dist.all_reduce(total)
-            means[table, name] = (total / self._job.config.model.embedding_dim).float().cpu()
+            means[table, name] = (total / self._model.config.model.embedding_dim).float().cpu()
         return means
 
     def _column_wise_pieces(self) -> dict[str, ShardedTensor]:
-        """The states that the means stand for, (column shards, R): with these the same split resumes bit for bit."""
+        """Return the states before averaging, (column shards, R), with which the same split resumes bit for bit."""
         pieces = {}
         for table, name, rows in self._column_wise_states():
             if table not in self._shards:
                 continue
-            spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+            spec = sharded_embeddings(self._model.dmp).module_sharding_plan[table].sharding_spec
             columns = sorted(spec.shards, key=lambda s: s.shard_offsets[1])  # type: ignore[union-attr]
             layout = [ShardMetadata([i, 0], [1, rows], s.placement or "rank:0/cpu") for i, s in enumerate(columns)]
             place = {s.shard_offsets[1]: metadata for s, metadata in zip(columns, layout, strict=True)}
@@ -163,13 +162,13 @@ class CanonicalState:
         return pieces
 
     def _pieces_key(self, table: str, name: str) -> str:
-        """Names the split, so that only a plan with the same one finds it."""
-        spec = sharded_embeddings(self._job.dmp).module_sharding_plan[table].sharding_spec
+        """Return a key that contains the column split, so that only a plan with the same split finds it."""
+        spec = sharded_embeddings(self._model.dmp).module_sharding_plan[table].sharding_spec
         widths = sorted((s.shard_offsets[1], s.shard_sizes[1]) for s in spec.shards)  # type: ignore[union-attr]
         return f"tables.{table}.{name}.by_columns.{'_'.join(str(width) for _, width in widths)}"
 
     def _dense_parameters(self) -> dict[str, Any]:
-        return {f"dense.{fqn}": p.detach() for fqn, p in self._job.optimizers.dense.params.items()}
+        return {f"dense.{fqn}": p.detach() for fqn, p in self._model.optimizers.dense.params.items()}
 
 
 def _without_columns(shard: ShardMetadata) -> ShardMetadata:
@@ -177,7 +176,7 @@ def _without_columns(shard: ShardMetadata) -> ShardMetadata:
 
 
 def _optimizer_states(optimizer: KeyedOptimizerWrapper) -> list[tuple[str, str, Tensor]]:
-    """(parameter, state name, tensor) of an optimizer, in a fixed order."""
+    """Return (parameter, state name, tensor) of an optimizer, in a fixed order."""
     found = []
     for fqn, parameter in optimizer.params.items():
         for name, value in sorted(optimizer.state[parameter].items()):

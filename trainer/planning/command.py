@@ -28,9 +28,9 @@ def plan_main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         return launch(["--nproc", str(options.nproc), "plan", *options.to_arguments(), *rest])
     config = load_config(rest, environ)
-    from trainer.runtime.process_group import running
+    from trainer.runtime.process_group import init_runtime
 
-    with running(config.train, dict(os.environ)) as runtime:
+    with init_runtime(config.train, dict(os.environ)) as runtime:
         prediction = predict_on_this_machine(config, options, runtime)
         if runtime.is_main:
             _show(prediction)

@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     assert [e["step"] for e in told if e["event"] == "resume"] == [2]
     (warning,) = [e["text"] for e in told if e["event"] == "warning"]
     assert str(tmp_path / "a" / "checkpoints" / "step_0000000004") in warning
-    assert "going on from the checkpoint before it" in warning
+    assert "resuming from the checkpoint before it" in warning
     whole = json.loads((two_checkpoints / "a" / "metrics.jsonl").read_text().splitlines()[-1])
     assert next(e for e in told if e["event"] == "result")["loss"] == whole["loss"]
     assert main_here(tmp_path, "evaluate") == 0, "the damaged checkpoint was to be replaced by the save of its step"
@@ -276,4 +276,4 @@ def test_a_refused_configuration_is_no_damage(
 ) -> None:
     shutil.copytree(two_checkpoints / "a", tmp_path / "a")
     assert main_here(tmp_path, "train", changes={"data.seed": 2}) == 2, "going back to an older one would not help"
-    assert "was made with data.seed" in capsys.readouterr().err
+    assert "was written with data.seed" in capsys.readouterr().err
