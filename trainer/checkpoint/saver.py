@@ -40,14 +40,10 @@ class _RunningSave:
 
 
 class Saver:
-<<<<<<< HEAD
-    """Collective, except for `busy`. Reports events `checkpoint` and `checkpoint_failed`."""
-=======
-    """Saves of one run; reports the events `checkpoint` and `checkpoint_failed`.
+    """Saves one run; reports the events `checkpoint` and `checkpoint_failed`.
 
-    All processes call its methods together; the properties, except `pending`, are about this process only.
+    All processes call its methods together; `busy` is about this process only.
     """
->>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig, report: Report) -> None:
         self._checkpointer, self._config, self._report = checkpointer, config, report
@@ -55,13 +51,8 @@ class Saver:
         self._snapshot = Snapshot()
         self._running: _RunningSave | None = None
         self._failures = 0
-<<<<<<< HEAD
         self.retry_at: float | None = None  # when to retry a failed save, by time.monotonic
         self.safe_since = time.monotonic()  # when the saved state was copied, or training began
-=======
-        self._retry_at: float | None = None
-        self._last = time.monotonic()  # when the last successful save began, or training
->>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
         self._warned = False
         self.saved_step: int | None = None
         self.started_step = -1
@@ -76,21 +67,6 @@ class Saver:
         """Whether a save was started that no `wait` has ended yet; the same on all processes."""
         return self._running is not None
 
-<<<<<<< HEAD
-=======
-    @property
-    def age_seconds(self) -> float:
-        """Seconds of work that a kill would lose, by this process's clock."""
-        return time.monotonic() - self._last
-
-    @property
-    def due(self) -> bool:
-        """Whether checkpoint.every_minutes or a retry is due, by this process's clock."""
-        if self._retry_at is not None:
-            return time.monotonic() >= self._retry_at
-        return bool(self._config.every_minutes) and self.age_seconds >= 60 * self._config.every_minutes
-
->>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
     def reserve(self) -> None:
         """Allocate the memory for copies in a background thread, if this run saves during training."""
         if self._config.asynchronous and (self._config.every_steps or self._config.every_minutes):
@@ -177,15 +153,9 @@ class Saver:
             save.error = error
         save.seconds = time.monotonic() - save.began
 
-<<<<<<< HEAD
-    def _succeeded(self, flight: _Flight) -> None:
-        self._failures, self.retry_at, self.safe_since = 0, None, flight.began
-        self.saved_step = flight.progress.step
-=======
     def _report_success(self, save: _RunningSave) -> None:
-        self._failures, self._retry_at, self._last = 0, None, save.began
+        self._failures, self.retry_at, self.safe_since = 0, None, save.began
         self.saved_step = save.progress.step
->>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
         self._report(
             "checkpoint",
             step=save.progress.step,
@@ -203,13 +173,8 @@ class Saver:
                 f"ends before it loses more work. Fix: solve that, then run the same command, which resumes from the "
                 f"last complete checkpoint"
             )
-<<<<<<< HEAD
-        pause = min(_FIRST_RETRY_SECONDS * 2 ** (self._failures - 1), _LONGEST_RETRY_SECONDS)
-        self.retry_at = time.monotonic() + pause
-=======
         delay = _RETRY.delay_seconds(self._failures)
-        self._retry_at = time.monotonic() + delay
->>>>>>> a65259d (Say in plain English how checkpoints are saved and resumed)
+        self.retry_at = time.monotonic() + delay
         self._report(
             "checkpoint_failed",
             step=save.progress.step,
