@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-INSTALL = "`make install-managed` installs it"
+INSTALL = "make install-managed"
 
 
 def installed(module: str) -> bool:

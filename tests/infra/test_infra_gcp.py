@@ -394,9 +394,9 @@ def test_the_names_of_the_further_networks_stay_as_they_are(a3: Recording) -> No
 
 
 def test_a_pod_on_a3_joins_the_networks_that_exist(a3: Recording) -> None:
-    from infra.clouds.gcp.network import fabric
+    from infra.clouds.gcp.fabric import node_fabric
 
-    annotations = fabric(_parse({"gpu.instance_type": A3})).pod_annotations
+    annotations = node_fabric(_parse({"gpu.instance_type": A3})).pod_annotations
     interfaces = json.loads(annotations["networking.gke.io/interfaces"])
     assert interfaces[0] == {"interfaceName": "eth0", "network": "default"}
     existing = sorted(item.inputs["metadata"]["name"] for item in a3.of_type(f"{CUSTOM}Network"))
@@ -405,9 +405,9 @@ def test_a_pod_on_a3_joins_the_networks_that_exist(a3: Recording) -> None:
 
 
 def test_the_tcpx_daemon_gets_the_gpus_by_its_name_and_shares_its_sockets_with_the_trainer() -> None:
-    from infra.clouds.gcp.network import fabric
+    from infra.clouds.gcp.fabric import node_fabric
 
-    tcpx = fabric(_parse({"gpu.instance_type": A3}))
+    tcpx = node_fabric(_parse({"gpu.instance_type": A3}))
     (daemon,) = tcpx.sidecars
     assert f"devices.gke.io/container.{daemon.name}" in tcpx.pod_annotations
     shared = next(mount for mount in tcpx.mounts if mount.name == "tcpx-socket")
@@ -432,10 +432,10 @@ def test_the_plugin_and_the_devices_come_onto_every_a3_node_whatever_its_taints(
 
 
 def test_the_log_line_that_proves_the_fabric_depends_on_the_type() -> None:
-    from infra.clouds.gcp.network import fabric
+    from infra.clouds.gcp.fabric import node_fabric
 
     expected = {A2: "NET/FastSocket", A2_ULTRA: "NET/FastSocket", A3: "NET/GPUDirectTCPX", TRIAL: ""}
-    assert {name: fabric(_parse({"gpu.instance_type": name})).expected_log for name in TYPES} == expected
+    assert {name: node_fabric(_parse({"gpu.instance_type": name})).expected_log for name in TYPES} == expected
 
 
 # The network

@@ -1,4 +1,4 @@
-"""Whose subscription the credentials reach, and what Azure says when it refuses them."""
+"""The subscription of the credentials in use, and the messages with which Azure rejects credentials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.clouds.azure.settings import Settings
 ASKS = True
 LOGIN = "az login"
 
-#: https://learn.microsoft.com/entra/identity-platform/reference-error-codes, and the words of the command line.
+#: https://learn.microsoft.com/entra/identity-platform/reference-error-codes, and the messages of the Azure CLI.
 REFUSED: Sequence[str] = (
     "AADSTS70043",
     "AADSTS700082",
@@ -28,8 +28,8 @@ REFUSED: Sequence[str] = (
 
 
 def account(settings: Settings) -> pulumi.Output[str]:
-    """The subscription's id, as the provider found it."""
-    from pulumi_azure_native import authorization  # the lines above are read without the SDK, which takes seconds
+    """Return the id of the subscription that the provider uses."""
+    from pulumi_azure_native import authorization  # loading the SDK takes seconds
 
     del settings
     return authorization.get_client_config_output().subscription_id

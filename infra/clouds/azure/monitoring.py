@@ -1,11 +1,12 @@
-"""Azure's managed Prometheus, which scrapes the cluster, and a Grafana that reads it."""
+"""Azure's managed Prometheus, which scrapes the cluster, and the managed Grafana that reads it."""
 
 from __future__ import annotations
 
 import pulumi
 from pulumi_azure_native import dashboard, monitor
 
-from infra.clouds.azure.cluster import AksCluster, Role, grant
+from infra.clouds.azure.cluster import AksCluster
+from infra.clouds.azure.identity import Role, grant
 from infra.clouds.azure.network import PrivateNetwork, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
 
@@ -14,10 +15,10 @@ _DESTINATION = "workspace"
 
 
 class ManagedMonitoring(pulumi.ComponentResource):
-    """A workspace for metrics, the rule that sends the cluster's metrics there, and Grafana on top.
+    """A metrics workspace, the data collection rule that fills it, and a Grafana that reads it.
 
-    The workspace and its endpoint take and give metrics over public addresses, with Entra tokens only: closing them
-    needs a private link scope, which would close every other workspace of the VNet too.
+    The workspace and its endpoint have public addresses and accept only Entra tokens. Closing them needs a private link
+    scope, which would close every other workspace of the VNet too.
     """
 
     url: pulumi.Output[str]
@@ -30,6 +31,7 @@ class ManagedMonitoring(pulumi.ComponentResource):
         cluster: AksCluster,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the workspace, the collection of metrics and Grafana, then the roles on both."""
         super().__init__("torchrec-cloud:azure:Monitoring", name, None, opts)
         self._name, self._settings, self._network = name, settings, network
         self._child = pulumi.ResourceOptions(parent=self)
@@ -39,9 +41,9 @@ class ManagedMonitoring(pulumi.ComponentResource):
             tags=settings.labels,
             opts=self._child,
         )
-        self._collect(workspace, cluster)
-        grafana = self._grafana(workspace)
-        reader = grafana.identity.apply(_principal)
+        self._collect_metrics(workspace, cluster)
+        grafana = self._create_grafana(workspace)
+        reader = grafana.identity.apply(_principal_id)
         grant(f"{name}-read", Role.MONITORING_DATA_READER, workspace.id, reader, "ServicePrincipal", self._child)
         for who, (principal, kind) in cluster.administrators.items():
             grant(f"{name}-grafana-{who}", Role.GRAFANA_ADMIN, grafana.id, principal, kind, self._child)
@@ -49,8 +51,8 @@ class ManagedMonitoring(pulumi.ComponentResource):
         self.url = grafana.properties.apply(lambda properties: properties.endpoint)
         self.register_outputs({"grafana": self.url})
 
-    def _collect(self, workspace: monitor.AzureMonitorWorkspace, cluster: AksCluster) -> None:
-        """The cluster's agents, then the rule, then its endpoint, then the workspace."""
+    def _collect_metrics(self, workspace: monitor.AzureMonitorWorkspace, cluster: AksCluster) -> None:
+        """Send metrics from the cluster's agents through an endpoint and a rule to the workspace."""
         group, tags = self._network.resource_group.name, self._settings.labels
         endpoint = monitor.DataCollectionEndpoint(
             f"{self._name}-dce",
@@ -80,14 +82,13 @@ class ManagedMonitoring(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _grafana(self, workspace: monitor.AzureMonitorWorkspace) -> dashboard.Grafana:
-        """No API keys: people come with Entra, and Grafana reads with an identity of its own."""
+    def _create_grafana(self, workspace: monitor.AzureMonitorWorkspace) -> dashboard.Grafana:
+        """Create a Grafana without API keys: users log in with Entra, and it reads metrics with its own identity."""
         group, stack = self._network.resource_group, self._settings.stack
         source = dashboard.AzureMonitorWorkspaceIntegrationArgs(azure_monitor_workspace_resource_id=workspace.id)
         return dashboard.Grafana(
             f"{self._name}-grafana",
-            # 23 characters at most.
-            workspace_name=group.id.apply(lambda unique: physical_name(stack, unique, 23)),
+            workspace_name=group.id.apply(lambda unique: physical_name(stack, unique, max_length=23)),
             resource_group_name=group.name,
             sku=dashboard.ResourceSkuArgs(name="Standard"),
             identity=dashboard.ManagedServiceIdentityArgs(type="SystemAssigned"),
@@ -101,6 +102,7 @@ class ManagedMonitoring(pulumi.ComponentResource):
         )
 
 
-def _principal(identity: dashboard.outputs.ManagedServiceIdentityResponse | None) -> str:
-    assert identity, "Grafana was asked for an identity of its own"
+def _principal_id(identity: dashboard.outputs.ManagedServiceIdentityResponse | None) -> str:
+    """Return the principal of Grafana's own identity."""
+    assert identity, "Grafana has a system-assigned identity"
     return identity.principal_id

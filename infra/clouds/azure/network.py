@@ -1,4 +1,4 @@
-"""The resource group, the VNet with its subnets, the way out, and private addresses for Azure's services."""
+"""The resource group, the VNet and its subnets, the NAT gateway, and private endpoints of Azure services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pulumi_azure_native import privatedns, resources
 
 from infra.clouds.azure.settings import Settings
 
-#: Where the private address of each kind of endpoint is looked up (Azure Private Link, DNS zone values).
+#: The private DNS zone of each kind of endpoint (Azure Private Link, DNS zone values).
 _ZONES: Mapping[str, str] = {
     "blob": "privatelink.blob.core.windows.net",
     "dfs": "privatelink.dfs.core.windows.net",
@@ -21,34 +21,35 @@ _ZONES: Mapping[str, str] = {
 
 
 class EndpointNetwork(pulumi.ComponentResource):
-    """A VNet in which Azure's services have private addresses, in a subnet of their own."""
+    """A VNet with a subnet for the private endpoints of Azure services."""
 
     resource_group: resources.ResourceGroup
     vnet: vnets.VirtualNetwork
     endpoints: vnets.Subnet
 
     def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
+        """Create the resource group, the VNet and its subnets."""
         super().__init__("torchrec-cloud:azure:Network", name, None, opts)
         self._name, self._settings = name, settings
         self._child = pulumi.ResourceOptions(parent=self)
         self.resource_group = resources.ResourceGroup(
             f"{name}-group", location=settings.location, tags=settings.labels, opts=self._child
         )
-        self.vnet = self._vnet()
-        self.endpoints = self._subnet(
+        self.vnet = self._create_vnet()
+        self.endpoints = self._create_subnet(
             "endpoints",
             settings.network.subnets["network.endpoints_cidr"],
-            self._firewall("endpoints", only("VirtualNetwork", "443")),
-            self._subnets_before(),
+            self._create_firewall("endpoints", allow_only("VirtualNetwork", "443")),
+            self._create_node_subnets(),
         )
         self.register_outputs({"vnet": self.vnet.id})
 
-    def _subnets_before(self) -> Sequence[vnets.Subnet]:
-        """Further subnets, the last of which is waited for: Azure changes one subnet of a VNet at a time."""
+    def _create_node_subnets(self) -> Sequence[vnets.Subnet]:
+        """Return the subnets to wait for: Azure changes one subnet of a VNet at a time."""
         return ()
 
-    def _vnet(self) -> vnets.VirtualNetwork:
-        """The VNet alone: its subnets are resources of their own, so that each can be waited for and destroyed."""
+    def _create_vnet(self) -> vnets.VirtualNetwork:
+        """Create the VNet without subnets, which are separate resources with their own order."""
         return vnets.VirtualNetwork(
             f"{self._name}-vnet",
             resource_group_name=self.resource_group.name,
@@ -57,30 +58,31 @@ class EndpointNetwork(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _firewall(self, what: str, rules: Sequence[vnets.SecurityRuleArgs]) -> vnets.NetworkSecurityGroup:
-        """What may come into one subnet; Azure's own last rule denies the internet."""
+    def _create_firewall(self, subnet: str, rules: Sequence[vnets.SecurityRuleArgs]) -> vnets.NetworkSecurityGroup:
+        """Create the inbound rules of one subnet; Azure's default last rule denies the internet."""
         return vnets.NetworkSecurityGroup(
-            f"{self._name}-{what}-nsg",
+            f"{self._name}-{subnet}-nsg",
             resource_group_name=self.resource_group.name,
             security_rules=list(rules),
             tags=self._settings.labels,
             opts=self._child,
         )
 
-    def _subnet(
+    def _create_subnet(
         self,
-        what: str,
+        subnet: str,
         cidr: str,
         firewall: vnets.NetworkSecurityGroup,
-        after: Sequence[pulumi.Resource],
+        depends_on: Sequence[pulumi.Resource],
         *,
         gateway: vnets.NatGateway | None = None,
         delegated_to: str | None = None,
     ) -> vnets.Subnet:
+        """Create one subnet, delegated to a service if one is given."""
         delegations = [vnets.DelegationArgs(name="service", service_name=delegated_to)] if delegated_to else None
         return vnets.Subnet(
-            f"{self._name}-{what}-subnet",
-            subnet_name=what,
+            f"{self._name}-{subnet}-subnet",
+            subnet_name=subnet,
             resource_group_name=self.resource_group.name,
             virtual_network_name=self.vnet.name,
             address_prefix=cidr,
@@ -88,40 +90,40 @@ class EndpointNetwork(pulumi.ComponentResource):
             delegations=delegations,
             nat_gateway=vnets.SubResourceArgs(id=gateway.id) if gateway else None,
             network_security_group=vnets.NetworkSecurityGroupArgs(id=firewall.id),
-            # Without it a private endpoint ignores the subnet's rules.
+            # Without this a private endpoint ignores the subnet's rules.
             private_endpoint_network_policies="NetworkSecurityGroupEnabled",
-            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on)),
         )
 
 
 class PrivateNetwork(EndpointNetwork):
-    """A VNet whose nodes have no public address: they leave through one NAT gateway.
+    """A VNet whose nodes have no public address and reach the internet through one NAT gateway.
 
-    Three subnets: nodes, NetApp (delegated to its service) and private endpoints.
+    It has three subnets: nodes, NetApp (delegated to its service) and private endpoints.
     """
 
     nodes: vnets.Subnet
     netapp: vnets.Subnet
 
-    def _subnets_before(self) -> Sequence[vnets.Subnet]:
-        """The nodes', then NetApp's."""
+    def _create_node_subnets(self) -> Sequence[vnets.Subnet]:
+        """Create the subnet of the nodes, then NetApp's, and return the last one."""
         ranges = self._settings.network.subnets
         nodes, pods = ranges["network.nodes_cidr"], self._settings.network.pods_cidr
-        gateway = self._nat_gateway()
-        self.nodes = self._subnet(
-            "nodes", nodes, self._firewall("nodes", overlay_rules(nodes, pods)), (), gateway=gateway
+        gateway = self._create_nat_gateway()
+        self.nodes = self._create_subnet(
+            "nodes", nodes, self._create_firewall("nodes", overlay_rules(nodes, pods)), (), gateway=gateway
         )
-        self.netapp = self._subnet(
+        self.netapp = self._create_subnet(
             "netapp",
             ranges["network.netapp_cidr"],
-            self._firewall("netapp", only(nodes, "2049")),
+            self._create_firewall("netapp", allow_only(nodes, "2049")),
             (self.nodes,),
             delegated_to="Microsoft.NetApp/volumes",
         )
         return (self.netapp,)
 
-    def _nat_gateway(self) -> vnets.NatGateway:
-        """The one public address of the cluster, for connections that nodes open."""
+    def _create_nat_gateway(self) -> vnets.NatGateway:
+        """Create the cluster's only public address, for outbound connections of the nodes."""
         address = vnets.PublicIPAddress(
             f"{self._name}-address",
             resource_group_name=self.resource_group.name,
@@ -141,7 +143,7 @@ class PrivateNetwork(EndpointNetwork):
 
 
 def overlay_rules(nodes: str, pods: str) -> list[vnets.SecurityRuleArgs]:
-    """Nodes and pods among themselves: the overlay's pod addresses are no part of the VNet that Azure's rule admits."""
+    """Allow traffic among nodes and pods: Azure's default rule admits the VNet, which excludes pod addresses."""
     return [
         vnets.SecurityRuleArgs(
             name="cluster",
@@ -157,8 +159,8 @@ def overlay_rules(nodes: str, pods: str) -> list[vnets.SecurityRuleArgs]:
     ]
 
 
-def only(source: str, port: str) -> list[vnets.SecurityRuleArgs]:
-    """One port from one source, and nothing else, not even from the rest of the VNet."""
+def allow_only(source: str, port: str) -> list[vnets.SecurityRuleArgs]:
+    """Allow one port from one source, and deny everything else, including the rest of the VNet."""
     return [
         vnets.SecurityRuleArgs(
             name="allowed",
@@ -186,7 +188,7 @@ def only(source: str, port: str) -> list[vnets.SecurityRuleArgs]:
 
 
 def address_or_range(cidr: str) -> str:
-    """The spelling of Azure's IP rules, which refuse a range of one address."""
+    """Return the range as Azure's IP rules accept it: they reject a range of one address."""
     return cidr.removesuffix("/32")
 
 
@@ -198,7 +200,7 @@ def private_endpoint(
     tags: Mapping[str, str],
     opts: pulumi.ResourceOptions,
 ) -> vnets.PrivateDnsZoneGroup:
-    """An address within the VNet for the service `target`, and the DNS zone that makes its usual name resolve to it."""
+    """Create a private endpoint for the service `target` and a DNS zone that resolves the service's name to it."""
     group = network.resource_group.name
     zone = privatedns.PrivateZone(
         f"{name}-{kind}-zone",

@@ -1,4 +1,4 @@
-"""From the settings of a stack on Azure to the contract."""
+"""Builds the contract's Cluster from the settings of a stack on Azure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.contract import GPU_LABEL, ChartRequest, Cluster, Fabric, GpuPool
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-    """Network, cluster, storage, registry and monitoring, in the order in which each needs the one before."""
+    """Create network, cluster, storage, registry and monitoring, each after what it depends on."""
     network = PrivateNetwork(f"{name}-network", settings, opts)
     cluster = AksCluster(name, settings, network, opts)
     fabric = node_fabric(settings)
@@ -53,7 +53,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
 
 
 def preflight(settings: Settings) -> dict[str, pulumi.Input[str]]:
-    """What must print `Registered` before nodes can start; registering is for the subscription's owner."""
+    """Return the commands that must print `Registered` before nodes can start; only an owner can register features."""
     return {
         f"feature_{name.lower()}": f"az feature show --namespace {namespace} --name {name} --query properties.state"
         for namespace, name in (feature.split("/") for feature in settings.required_features)
@@ -61,7 +61,7 @@ def preflight(settings: Settings) -> dict[str, pulumi.Input[str]]:
 
 
 def warn_of_missing_peermem(settings: Settings) -> None:
-    """Say what an unusual choice costs instead of leaving it to be found in a profile."""
+    """Log a warning if the chosen driver may disable GPUDirect RDMA."""
     if settings.infiniband and settings.driver == "aks":
         pulumi.log.warn(
             "gpu.driver aks on InfiniBand: AKS does not load nvidia-peermem, so NCCL may copy through host memory; "
@@ -70,7 +70,7 @@ def warn_of_missing_peermem(settings: Settings) -> None:
 
 
 def gpu_pool(settings: Settings) -> GpuPool:
-    """The pool as the contract states it; a pod that owns a node takes one InfiniBand function per GPU."""
+    """Return the GPU pool of the contract; a pod that owns a node requests one InfiniBand function per GPU."""
     instance = settings.instance
     devices = {"rdma/ib": str(instance.num_network_cards)} if settings.infiniband else {}
     return GpuPool(
@@ -81,7 +81,7 @@ def gpu_pool(settings: Settings) -> GpuPool:
         node_selector=GPU_LABEL,
         tolerations=taints(settings),
         resource_limits={"nvidia.com/gpu": str(instance.num_gpus)} | devices,
-        # A quarter of the node's memory: only what is used counts, and half is tmpfs's own ceiling.
+        # A quarter of the node's memory: tmpfs uses memory only for what it holds, and its default limit is half.
         shared_memory_gib=int(instance.memory_gib) // 4,
         chart=gpu_software(settings),
         interruptible=settings.interruptible,
@@ -89,7 +89,7 @@ def gpu_pool(settings: Settings) -> GpuPool:
 
 
 def gpu_software(settings: Settings) -> ChartRequest:
-    """The device plugin beside AKS's driver, or the operator that brings both; never one beside the other's driver."""
+    """Return the device plugin for AKS's driver, or the GPU operator, which installs both; never a mix."""
     on_pool = taints(settings)
     if settings.driver == "aks":
         return gpu_charts.device_plugin(on_pool)
@@ -99,10 +99,10 @@ def gpu_software(settings: Settings) -> ChartRequest:
 
 
 def node_fabric(settings: Settings) -> Fabric:
-    """InfiniBand through the network operator, or plain TCP where the size has no such card.
+    """Return InfiniBand through the network operator, or plain TCP if the size has no InfiniBand cards.
 
-    The virtual machine hides which card is near which GPU; the topology file, part of the image's InfiniBand target,
-    tells NCCL. Locked memory (IPC_LOCK) is what RDMA registers.
+    The virtual machine hides which card is near which GPU. NCCL reads it from the topology file, which is part of the
+    image's InfiniBand target. RDMA registers locked memory (IPC_LOCK).
     """
     if not settings.infiniband:
         return Fabric(name="tcp", env={"NCCL_SOCKET_IFNAME": "eth0"}, expected_log="NET/Socket : Using")

@@ -1,18 +1,18 @@
-"""The container registry: where the trainer image is pushed, and who may pull it."""
+"""The container registry of the trainer image, and the roles to push and pull."""
 
 from __future__ import annotations
 
 import pulumi
 from pulumi_azure_native import containerregistry
 
-from infra.clouds.azure.cluster import Principals, Role, grant
+from infra.clouds.azure.identity import Principals, Role, grant
 from infra.clouds.azure.network import EndpointNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
 from infra.contract import Registry
 
 
 class ContainerRegistry(pulumi.ComponentResource):
-    """A registry without passwords: nodes pull with their own identity, people push with theirs (`az acr login`)."""
+    """A registry without passwords: nodes pull with their identity, users push with theirs (`az acr login`)."""
 
     facts: Registry
     registry_id: pulumi.Output[str]
@@ -24,15 +24,16 @@ class ContainerRegistry(pulumi.ComponentResource):
         name: str,
         settings: Settings,
         network: EndpointNetwork,
-        cluster: Principals,
+        principals: Principals,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the registry, its private endpoint and its roles."""
         super().__init__("torchrec-cloud:azure:Registry", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
-        registry = _registry(name, settings, network, child)
+        registry = _create_registry(name, settings, network, child)
         address = private_endpoint(name, network, registry.id, "registry", settings.labels, child)
-        pull = grant(f"{name}-pull", Role.ACR_PULL, registry.id, cluster.kubelet_id, "ServicePrincipal", child)
-        for who, (principal, kind) in cluster.administrators.items():
+        pull = grant(f"{name}-pull", Role.ACR_PULL, registry.id, principals.kubelet_id, "ServicePrincipal", child)
+        for who, (principal, kind) in principals.administrators.items():
             grant(f"{name}-push-{who}", Role.ACR_PUSH, registry.id, principal, kind, child)
         self.facts = Registry(
             repository=pulumi.Output.concat(registry.login_server, "/trainer"), server=registry.login_server
@@ -43,17 +44,19 @@ class ContainerRegistry(pulumi.ComponentResource):
         self.register_outputs({"server": registry.login_server})
 
 
-def _registry(
+def _create_registry(
     name: str, settings: Settings, network: EndpointNetwork, opts: pulumi.ResourceOptions
 ) -> containerregistry.Registry:
-    """Premium is the one tier with private endpoints and rules on addresses."""
+    """Create a Premium registry: only this tier has private endpoints and IP rules."""
     authorized = settings.network.authorized_cidrs
     rules = [
         containerregistry.IPRuleArgs(i_p_address_or_range=address_or_range(cidr), action="Allow") for cidr in authorized
     ]
     return containerregistry.Registry(
         f"{name}-acr",
-        registry_name=network.resource_group.id.apply(lambda group: physical_name(settings.stack, group, 50)),
+        registry_name=network.resource_group.id.apply(
+            lambda group: physical_name(settings.stack, group, max_length=50)
+        ),
         resource_group_name=network.resource_group.name,
         sku=containerregistry.SkuArgs(name="Premium"),
         admin_user_enabled=False,

@@ -62,14 +62,14 @@ def prices(table: Literal["system", "netapp", "fixed"]) -> Mapping[str, float]:
     return {what: float(row["usd_per_hour"]) for what, row in rows.items()}
 
 
-def physical_name(stem: str, unique: str, limit: int) -> str:
+def physical_name(stem: str, unique: str, max_length: int) -> str:
     """A name for a service that allows only small letters and digits and wants it unique in the whole world.
 
     `unique` is the resource group's id: its subscription and random suffix make two stacks of one name differ.
     """
     letters = re.sub("[^a-z0-9]", "", stem.lower())
     letters = letters if letters[:1].isalpha() else f"t{letters}"
-    return letters[: limit - 8] + hashlib.sha256(unique.encode()).hexdigest()[:8]
+    return letters[: max_length - 8] + hashlib.sha256(unique.encode()).hexdigest()[:8]
 
 
 class Gpu(ManagedGpuSettings):

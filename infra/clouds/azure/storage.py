@@ -1,4 +1,4 @@
-"""The container of checkpoints with the identity that may use it, and the NetApp volume of datasets."""
+"""The blob container of checkpoints with the trainer's identity, and the NetApp volume of datasets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pulumi
 import pulumi_kubernetes as k8s
 from pulumi_azure_native import managedidentity, netapp, resources, storage
 
-from infra.clouds.azure.cluster import AksCluster, Principal, Role, grant
+from infra.clouds.azure.cluster import AksCluster
+from infra.clouds.azure.identity import Principal, Role, grant
 from infra.clouds.azure.network import EndpointNetwork, PrivateNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
 from infra.components.volume import static_volume
@@ -16,22 +17,23 @@ from infra.contract import Identity, Storage
 
 _CONTAINER = "training"
 CHECKPOINTS, DATASETS = "checkpoints", "datasets"
-#: adlfs, which opens abfs:// for fsspec, tries without any credential unless told not to.
+#: adlfs, which opens abfs:// for fsspec, tries anonymous access first unless this is set.
 KEYLESS = {"AZURE_STORAGE_ANON": "false"}
-#: NetApp's names are given: the API answers a pool's name as `account/pool`, which a volume's request must not repeat.
+#: Explicit NetApp names: the API returns a pool's name as `account/pool`, which a volume's request must not contain.
 _POOL, _VOLUME = "datasets", "datasets"
-#: 4.1 needs one port. Several connections carry more than one does, 256 KiB a request suits large reads (Azure NetApp
-#: Files, Linux mount options); `hard` waits for the service instead of failing a read in the middle of training.
+#: NFS 4.1 needs one port. Several connections raise throughput, and 256 KiB per request suits large reads (Azure
+#: NetApp Files, Linux mount options). `hard` retries until the service answers instead of failing a read during
+#: training.
 _MOUNT_OPTIONS = ("nfsvers=4.1", "nconnect=8", "rsize=262144", "wsize=262144", "hard", "noatime")
 
 
 class Container(pulumi.ComponentResource):
-    """A storage account with one container, private addresses for it, and people who may write to it.
+    """A storage account with one container, its private endpoints, and write access for the administrators.
 
-    It has a resource group of its own: deleting the stack's group would delete an account that is to be kept.
+    It has a separate resource group: deleting the stack's group would delete an account that must be kept.
     """
 
-    #: Private addresses; with hierarchical names, so that renaming a checkpoint is one step, there is a second kind.
+    #: Kinds of private endpoints. A hierarchical namespace, which renames a checkpoint in one step, adds `dfs`.
     kinds: Sequence[str] = ("blob", "dfs")
     hierarchical = True
     bypass = "None"
@@ -48,6 +50,7 @@ class Container(pulumi.ComponentResource):
         administrators: Mapping[str, Principal],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the account and its container, then endpoints and roles."""
         super().__init__("torchrec-cloud:azure:ObjectStore", name, None, opts)
         self._name, self._settings, self._network = name, settings, network
         self._child = pulumi.ResourceOptions(parent=self)
@@ -55,10 +58,10 @@ class Container(pulumi.ComponentResource):
         self._group = resources.ResourceGroup(
             f"{name}-group", location=settings.location, tags=settings.labels, opts=self._kept
         )
-        self.account = account = self._account()
-        self._life_cycle(account)
-        self.container = container = self._container(account)
-        self._addresses = [
+        self.account = account = self._create_account()
+        self._expire_checkpoints(account)
+        self.container = container = self._create_container(account)
+        self._endpoints = [
             private_endpoint(name, network, account.id, kind, settings.labels, self._child) for kind in self.kinds
         ]
         for who, (principal, kind) in administrators.items():
@@ -71,8 +74,8 @@ class Container(pulumi.ComponentResource):
             f" --destination {_CONTAINER} --destination-path {DATASETS} --source <folder>",
         )
 
-    def _account(self) -> storage.StorageAccount:
-        """Entra is the only way in; the address is private unless ranges are authorised."""
+    def _create_account(self) -> storage.StorageAccount:
+        """Create an account that accepts only Entra tokens and is private unless ranges are authorized."""
         authorized = self._settings.network.authorized_cidrs
         rules = [
             storage.IPRuleArgs(i_p_address_or_range=address_or_range(cidr), action=storage.Action.ALLOW)
@@ -81,7 +84,7 @@ class Container(pulumi.ComponentResource):
         stack = self._settings.stack
         return storage.StorageAccount(
             f"{self._name}-account",
-            account_name=self._group.id.apply(lambda group: physical_name(stack, group, 24)),
+            account_name=self._group.id.apply(lambda group: physical_name(stack, group, max_length=24)),
             resource_group_name=self._group.name,
             kind="StorageV2",
             sku=storage.SkuArgs(name="Standard_ZRS" if self._settings.has_zones else "Standard_LRS"),
@@ -101,7 +104,8 @@ class Container(pulumi.ComponentResource):
             opts=self._kept,
         )
 
-    def _container(self, account: storage.StorageAccount) -> storage.BlobContainer:
+    def _create_container(self, account: storage.StorageAccount) -> storage.BlobContainer:
+        """Create the container without public access."""
         return storage.BlobContainer(
             f"{self._name}-container",
             container_name=_CONTAINER,
@@ -111,8 +115,8 @@ class Container(pulumi.ComponentResource):
             opts=self._kept,
         )
 
-    def _life_cycle(self, account: storage.StorageAccount) -> None:
-        """Old checkpoints go after so many days, where the stack says so."""
+    def _expire_checkpoints(self, account: storage.StorageAccount) -> None:
+        """Delete checkpoints after `storage.expire_checkpoints_after_days`, if it is set."""
         days = self._settings.storage.expire_checkpoints_after_days
         if days is None:
             return
@@ -133,15 +137,15 @@ class Container(pulumi.ComponentResource):
             opts=self._kept,
         )
 
-    def _trainer(self) -> tuple[managedidentity.UserAssignedIdentity, pulumi.Resource]:
-        """The identity of the trainer: it may read and write this one container."""
+    def _create_trainer_identity(self) -> tuple[managedidentity.UserAssignedIdentity, pulumi.Resource]:
+        """Create the trainer's identity, which may read and write only this container."""
         trainer = managedidentity.UserAssignedIdentity(
             f"{self._name}-trainer",
             resource_group_name=self._network.resource_group.name,
             tags=self._settings.labels,
             opts=self._child,
         )
-        allowed = grant(
+        role = grant(
             f"{self._name}-checkpoints",
             Role.BLOB_CONTRIBUTOR,
             self.container.id,
@@ -149,11 +153,11 @@ class Container(pulumi.ComponentResource):
             "ServicePrincipal",
             self._child,
         )
-        return trainer, allowed
+        return trainer, role
 
 
 class ObjectStore(Container):
-    """The container of a cluster: pods write to it as the trainer's service account."""
+    """The container of a cluster, to which pods write as the trainer's service account."""
 
     identity: Identity
     ready: tuple[pulumi.Resource, ...]
@@ -166,8 +170,9 @@ class ObjectStore(Container):
         cluster: AksCluster,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the container and federate the trainer's identity with its service account."""
         super().__init__(name, settings, network, cluster.administrators, opts)
-        trainer, allowed = self._trainer()
+        trainer, role = self._create_trainer_identity()
         federation = managedidentity.FederatedIdentityCredential(
             f"{name}-federation",
             resource_group_name=network.resource_group.name,
@@ -182,14 +187,14 @@ class ObjectStore(Container):
             pod_labels={"azure.workload.identity/use": "true"},
             env=KEYLESS,
         )
-        self.ready = (*self._addresses, federation, allowed)
+        self.ready = (*self._endpoints, federation, role)
         self.register_outputs({"uri": self.container_uri})
 
 
 class ServiceStore(Container):
-    """The container of a training service, whose workspace takes no account with hierarchical names for its own.
+    """The container of a training service, whose workspace does not accept an account with a hierarchical namespace.
 
-    The service itself comes in past the firewall, as Azure's trusted services do, to show logs.
+    The service bypasses the firewall, as Azure's trusted services do, to show logs.
     """
 
     kinds = ("blob",)
@@ -206,14 +211,15 @@ class ServiceStore(Container):
         administrators: Mapping[str, Principal],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the container and the identity of the service's machines."""
         super().__init__(name, settings, network, administrators, opts)
-        self.trainer, allowed = self._trainer()
-        self.ready = (*self._addresses, allowed)
+        self.trainer, role = self._create_trainer_identity()
+        self.ready = (*self._endpoints, role)
         self.register_outputs({"uri": self.container_uri})
 
 
 class SharedStorage(pulumi.ComponentResource):
-    """A NetApp pool filled by one volume, mounted by NFS; it is deleted with the stack, and before its subnet."""
+    """A NetApp pool with one volume of the same size, mounted by NFS and deleted with the stack, before its subnet."""
 
     facts: Storage
     ready: tuple[pulumi.Resource, ...]
@@ -227,6 +233,7 @@ class SharedStorage(pulumi.ComponentResource):
         namespace: k8s.core.v1.Namespace,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create account, pool and volume, then the Kubernetes volume on top."""
         super().__init__("torchrec-cloud:azure:SharedStorage", name, None, opts)
         self._name, self._settings, self._network = name, settings, network
         self._child = pulumi.ResourceOptions(parent=self)
@@ -238,7 +245,7 @@ class SharedStorage(pulumi.ComponentResource):
             tags=settings.labels,
             opts=self._child,
         )
-        volume = self._volume(account, self._pool(account))
+        volume = self._create_volume(account, self._create_pool(account))
         server = volume.mount_targets.apply(lambda targets: targets[0].ip_address)
         source = k8s.core.v1.NFSVolumeSourceArgs(server=server, path=f"/{self._export}")
         on_cluster = pulumi.ResourceOptions(parent=self, provider=cluster.provider)
@@ -255,27 +262,30 @@ class SharedStorage(pulumi.ComponentResource):
 
     @property
     def _export(self) -> str:
-        """The volume's path, unique within the subnet."""
+        """Return the volume's path, which is unique within the subnet."""
         return f"{self._settings.stack}-{_VOLUME}"
 
-    def _pool(self, account: netapp.Account) -> netapp.CapacityPool:
-        """Automatic quality of service: the volume has the pool's whole size, and so all of its throughput."""
-        wanted = self._settings.storage
+    def _create_pool(self, account: netapp.Account) -> netapp.CapacityPool:
+        """Create a pool with automatic QoS: a volume of the pool's size gets all of its throughput."""
+        settings = self._settings.storage
         return netapp.CapacityPool(
             f"{self._name}-pool",
             pool_name=_POOL,
             account_name=account.name,
             resource_group_name=self._network.resource_group.name,
-            service_level=wanted.tier,
-            size=wanted.size_bytes,
+            service_level=settings.tier,
+            size=settings.size_bytes,
             qos_type="Auto",
             tags=self._settings.labels,
             opts=self._child,
         )
 
-    def _volume(self, account: netapp.Account, pool: netapp.CapacityPool) -> netapp.CapacityPoolVolume:
-        """Open to the nodes' subnet alone. Any user may write: a training pod is not root, and NFS knows no fsGroup."""
-        wanted = self._settings.storage
+    def _create_volume(self, account: netapp.Account, pool: netapp.CapacityPool) -> netapp.CapacityPoolVolume:
+        """Create the volume, exported to the nodes' subnet only.
+
+        Any user may write: training pods run as a non-root user, and NFS has no fsGroup.
+        """
+        settings = self._settings.storage
         nodes = netapp.ExportPolicyRuleArgs(
             rule_index=1,
             allowed_clients=self._settings.network.subnets["network.nodes_cidr"],
@@ -293,8 +303,8 @@ class SharedStorage(pulumi.ComponentResource):
             account_name=account.name,
             resource_group_name=self._network.resource_group.name,
             creation_token=self._export,
-            service_level=wanted.tier,
-            usage_threshold=wanted.size_bytes,
+            service_level=settings.tier,
+            usage_threshold=settings.size_bytes,
             subnet_id=self._network.netapp.id,
             protocol_types=["NFSv4.1"],
             export_policy=netapp.VolumePropertiesExportPolicyArgs(rules=[nodes]),
@@ -303,6 +313,6 @@ class SharedStorage(pulumi.ComponentResource):
             unix_permissions="0777",
             snapshot_directory_visible=False,
             zones=self._settings.zones,
-            tags=self._settings.labels | {"throughput-mibps": str(wanted.throughput_mibps)},
+            tags=self._settings.labels | {"throughput-mibps": str(settings.throughput_mibps)},
             opts=pulumi.ResourceOptions(parent=self, depends_on=[pool]),
         )

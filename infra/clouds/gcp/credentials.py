@@ -1,4 +1,4 @@
-"""Which project is used, and what Google Cloud says when it refuses the credentials."""
+"""The project in use, and the messages with which Google Cloud rejects credentials."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ REFUSED: Sequence[str] = (
 
 
 def account(settings: Settings) -> str:
-    """The project: credentials here belong to a person or a service, who may reach many of them."""
+    """Return the configured project: the credentials of one user may reach many projects."""
     return settings.gcp_project

@@ -1,4 +1,4 @@
-"""Google Cloud's own metrics and logs: managed Prometheus with GPU metrics, and a dashboard over them."""
+"""Google Cloud's metrics and logs: managed Prometheus with GPU metrics, and a dashboard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pulumi
 import pulumi_gcp as gcp
 
-#: What GKE collects by itself. cAdvisor is left out: it is billed by the sample and kube-prometheus-stack brings it.
+#: The metrics that GKE collects, without cAdvisor: it is billed per sample, and kube-prometheus-stack collects it.
 _METRICS = ["SYSTEM_COMPONENTS", "STORAGE", "POD", "JOBSET", "KUBELET", "DCGM"]
 
 _CHARTS = {
@@ -18,23 +18,24 @@ _CHARTS = {
 }
 
 
-def metrics() -> gcp.container.ClusterMonitoringConfigArgs:
-    """Managed Prometheus, with DCGM for GPUs and JobSet for jobs."""
+def metrics_config() -> gcp.container.ClusterMonitoringConfigArgs:
+    """Return managed Prometheus with DCGM for GPUs and JobSet for jobs."""
     return gcp.container.ClusterMonitoringConfigArgs(
         enable_components=_METRICS,
         managed_prometheus=gcp.container.ClusterMonitoringConfigManagedPrometheusArgs(enabled=True),
     )
 
 
-def logs() -> gcp.container.ClusterLoggingConfigArgs:
-    """Logs of the system and of the jobs; a trainer's log outlives its pod."""
+def logging_config() -> gcp.container.ClusterLoggingConfigArgs:
+    """Return the collection of system and job logs, which keeps a trainer's log after its pod is deleted."""
     return gcp.container.ClusterLoggingConfigArgs(enable_components=["SYSTEM_COMPONENTS", "WORKLOADS"])
 
 
 class Monitoring(pulumi.ComponentResource):
-    """A dashboard of the cluster's GPUs in Cloud Monitoring, there when the cluster and its own Grafana are gone."""
+    """A dashboard of the cluster's GPUs in Cloud Monitoring, independent of the cluster's own Grafana."""
 
     def __init__(self, name: str, cluster: pulumi.Output[str], opts: pulumi.ResourceOptions | None = None) -> None:
+        """Create the dashboard of one cluster."""
         super().__init__("torchrec-cloud:gcp:Monitoring", name, None, opts)
         gcp.monitoring.Dashboard(
             f"{name}-gpus", dashboard_json=cluster.apply(dashboard), opts=pulumi.ResourceOptions(parent=self)
@@ -43,7 +44,7 @@ class Monitoring(pulumi.ComponentResource):
 
 
 def dashboard(cluster: str) -> str:
-    """The dashboard of one cluster, two charts a row."""
+    """Return the dashboard of one cluster as JSON, with two charts per row."""
     tiles = [
         {"width": 24, "height": 16, "xPos": 24 * (index % 2), "yPos": 16 * (index // 2), "widget": widget}
         for index, widget in enumerate(_widget(title, *chart, cluster) for title, chart in _CHARTS.items())
@@ -52,5 +53,6 @@ def dashboard(cluster: str) -> str:
 
 
 def _widget(title: str, query: str, unit: str, cluster: str) -> dict[str, object]:
+    """Return a line chart of one query, restricted to the cluster."""
     source = {"prometheusQuery": query % f'cluster="{cluster}"', "unitOverride": unit}
     return {"title": title, "xyChart": {"dataSets": [{"plotType": "LINE", "timeSeriesQuery": source}]}}

@@ -1,4 +1,4 @@
-"""From the settings of a stack on Google Cloud to the contract."""
+"""Builds the contract's Cluster from the settings of a stack on Google Cloud."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pulumi_gcp as gcp
 
 from infra import catalog
 from infra.clouds.gcp.cluster import Cluster as GkeCluster
-from infra.clouds.gcp.cluster import tolerations
+from infra.clouds.gcp.fabric import Tcpx, node_fabric
 from infra.clouds.gcp.monitoring import Monitoring
-from infra.clouds.gcp.network import Network, Tcpx, fabric
+from infra.clouds.gcp.network import Network
+from infra.clouds.gcp.nodes import tolerations
 from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
@@ -19,7 +20,7 @@ from infra.components.namespace import training_namespace
 from infra.config.problems import fix_by_setting
 from infra.contract import GPU_LABEL, Cluster, GpuPool
 
-#: What the resources here are made with; a new project has none of them switched on.
+#: The Google Cloud services of the stack's resources; a new project has none of them enabled.
 _APIS = (
     "artifactregistry",
     "cloudkms",
@@ -36,14 +37,15 @@ _APIS = (
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-    """A VPC, a GKE cluster in it, its storage, registry and monitoring."""
-    _say_who_can_reach_it(settings)
+    """Create a VPC with a GKE cluster, its storage, registry and monitoring."""
+    _warn_of_private_api(settings)
     apis = Apis(f"{name}-apis", settings.gcp_project, opts)
     enabled = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[apis]))
     network = Network(f"{name}-network", settings, enabled)
     cluster = GkeCluster(f"{name}-cluster", settings, network, enabled)
+    fabric = node_fabric(settings)
     on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
-    namespace = training_namespace(name, settings.namespace, fabric(settings), settings.labels, on_cluster)
+    namespace = training_namespace(name, settings.namespace, fabric, settings.labels, on_cluster)
     storage = TrainingStorage(f"{name}-storage", settings, network, cluster, namespace, enabled)
     registry = ImageRegistry(f"{name}-registry", settings, cluster.node_account, enabled)
     Monitoring(f"{name}-monitoring", cluster.name, enabled)
@@ -55,7 +57,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
         provider=cluster.provider,
         namespace=settings.namespace,
         gpu=gpu_pool(settings),
-        fabric=fabric(settings),
+        fabric=fabric,
         storage=storage.facts,
         identity=storage.identity,
         bucket_uri=bucket,
@@ -72,14 +74,15 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
 
 
 class Apis(pulumi.ComponentResource):
-    """The services of the project that this stack uses.
+    """The Google Cloud services that this stack uses.
 
-    They stay on after `pulumi destroy`: other stacks of the project use them, and one that is on costs nothing.
+    They stay enabled after `pulumi destroy`: other stacks of the project may use them, and they cost nothing.
     """
 
     def __init__(
         self, name: str, project: str, opts: pulumi.ResourceOptions | None = None, services: Sequence[str] = _APIS
     ) -> None:
+        """Enable each service of the project."""
         super().__init__("torchrec-cloud:gcp:Apis", name, None, opts)
         for service in services:
             gcp.projects.Service(
@@ -93,7 +96,7 @@ class Apis(pulumi.ComponentResource):
 
 
 def gpu_pool(settings: Settings) -> GpuPool:
-    """The pool as the contract states it; GKE brings driver, device plugin and DCGM itself."""
+    """Return the GPU pool of the contract; GKE installs driver, device plugin and DCGM itself."""
     gpu, instance = settings.gpu, catalog.instance(settings.cloud, settings.gpu.instance_type)
     return GpuPool(
         instance=instance,
@@ -109,13 +112,13 @@ def gpu_pool(settings: Settings) -> GpuPool:
     )
 
 
-def _say_who_can_reach_it(settings: Settings) -> None:
-    """A private control plane is the default, and a person outside the VPC should learn of it before the first wait."""
+def _warn_of_private_api(settings: Settings) -> None:
+    """Log a warning if the API is private, before a user outside the VPC waits for it."""
     if not settings.is_private:
         return
     by_address = fix_by_setting("network.authorized_cidrs[0]", "<your address>/32")
     by_name = fix_by_setting("network.dns_endpoint", "true")
     pulumi.log.warn(
-        "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, this one included "
-        f"if `pulumi up` runs here. To reach it from outside: {by_address}, or for whoever IAM admits: {by_name}"
+        "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, so `pulumi up` "
+        f"must run on one of them. Fix: {by_address}; or for all principals that IAM allows: {by_name}"
     )

@@ -1,4 +1,4 @@
-"""Where the trainer image is pushed; nodes may pull from it and do nothing else."""
+"""The Artifact Registry repository of the trainer image, which nodes may only pull from."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from infra.clouds.gcp.settings import Settings
 from infra.contract import Registry
 
 _NUM_IMAGES_KEPT = 30
-_DAYS_KEPT = 30
+_RETENTION_DAYS = 30
 
 
 class ImageRegistry(pulumi.ComponentResource):
-    """One Artifact Registry repository, deleted with its images: they are built again from the sources.
+    """One Artifact Registry repository, deleted with its images, which can be rebuilt from the sources.
 
-    `facts` are for the contract, `server` is the host in front of the repository's path, `reader` lets nodes pull.
+    `facts` are for the contract, `server` is the host of the repository's path, `reader` lets nodes pull.
     """
 
     facts: Registry
@@ -29,6 +29,7 @@ class ImageRegistry(pulumi.ComponentResource):
         node_account: gcp.serviceaccount.Account,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the repository and let the nodes pull from it."""
         super().__init__("torchrec-cloud:gcp:Registry", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         repository = gcp.artifactregistry.Repository(
@@ -36,7 +37,7 @@ class ImageRegistry(pulumi.ComponentResource):
             location=settings.region,
             repository_id=f"{settings.project}-{settings.stack}",
             format="DOCKER",
-            cleanup_policies=_cleanup(),
+            cleanup_policies=_cleanup_policies(),
             labels=settings.labels,
             opts=child,
         )
@@ -49,7 +50,7 @@ class ImageRegistry(pulumi.ComponentResource):
             opts=child,
         )
         self.server = f"{settings.region}-docker.pkg.dev"
-        # A token of one hour, fetched anew by every `pulumi up`; nothing long-lived is stored.
+        # A token valid for one hour, which each `pulumi up` fetches; no long-lived credential is stored.
         token = gcp.organizations.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self)).access_token
         path = pulumi.Output.concat(self.server, "/", settings.gcp_project, "/", repository.repository_id, "/trainer")
         self.facts = Registry(
@@ -58,14 +59,14 @@ class ImageRegistry(pulumi.ComponentResource):
         self.register_outputs({"repository": path})
 
 
-def _cleanup() -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgs]:
-    """Old images go, except the newest ones, which win over the rule that deletes."""
+def _cleanup_policies() -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgs]:
+    """Delete old images except the newest ones: keep policies take precedence."""
     return [
         gcp.artifactregistry.RepositoryCleanupPolicyArgs(
             id="delete-old",
             action="DELETE",
             condition=gcp.artifactregistry.RepositoryCleanupPolicyConditionArgs(
-                tag_state="ANY", older_than=f"{_DAYS_KEPT * 86400}s"
+                tag_state="ANY", older_than=f"{_RETENTION_DAYS * 86400}s"
             ),
         ),
         gcp.artifactregistry.RepositoryCleanupPolicyArgs(

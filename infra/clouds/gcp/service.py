@@ -1,4 +1,4 @@
-"""Vertex AI in place of a cluster: a bucket, a registry, an account for the job, TensorBoard, and the job itself."""
+"""Vertex AI instead of a cluster: a bucket, a registry, the job's service account, TensorBoard, and the job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcr
 
 
 def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
-    """What a CustomJob needs; none of it is billed while no job runs, but for what lies in the bucket."""
+    """Create what a CustomJob needs; while no job runs, only the bucket's contents are billed."""
     if not packages.installed(CLIENT):
-        raise pulumi.RunError(f"job.launcher {settings.service} needs the Python package {CLIENT}; {packages.INSTALL}")
+        raise pulumi.RunError(
+            f"job.launcher {settings.service} needs the Python package {CLIENT}. Fix: {packages.INSTALL}"
+        )
     apis = Apis(f"{name}-apis", settings.gcp_project, opts, _APIS)
     enabled = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[apis]))
     vertex = VertexService(f"{name}-vertex", settings, enabled)
@@ -33,11 +35,11 @@ def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = N
     bucket = pulumi.Output.concat("gs://", vertex.bucket_name)
     return TrainingService(
         name=f"{settings.gcp_project}/{settings.region}",
-        gpu=machines(settings),
+        gpu=machine_pool(settings),
         fabric=Fabric("Vertex AI's own"),
         bucket_uri=bucket,
         checkpoint_uri=pulumi.Output.concat(bucket, f"/{CHECKPOINTS}"),
-        # Vertex AI mounts every bucket that the job's account may read.
+        # Vertex AI mounts each bucket that the job's account may read.
         data_path=pulumi.Output.concat("/gcs/", vertex.bucket_name, f"/{DATASETS}"),
         registry=registry.facts,
         labels=settings.labels,
@@ -49,8 +51,8 @@ def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = N
     )
 
 
-def machines(settings: Settings) -> GpuPool:
-    """A pool as the contract states it; there are no pods to place."""
+def machine_pool(settings: Settings) -> GpuPool:
+    """Return the machines as the contract's pool, without what only pods need."""
     gpu = settings.gpu
     return GpuPool(
         instance=catalog.instance(settings.cloud, gpu.instance_type),
@@ -66,12 +68,13 @@ def machines(settings: Settings) -> GpuPool:
 
 
 class VertexService(pulumi.ComponentResource):
-    """The bucket, the account that a job runs as, and a TensorBoard instance; `submit` adds the job."""
+    """The bucket, the job's service account and a TensorBoard instance; `submit` adds the job."""
 
     bucket_name: pulumi.Output[str]
     account: gcp.serviceaccount.Account
 
     def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
+        """Create the bucket, the account with its roles, and TensorBoard if the stack has it."""
         super().__init__("torchrec-cloud:gcp:Vertex", name, None, opts)
         self._name, self._settings = name, settings
         self._child = pulumi.ResourceOptions(parent=self)
@@ -82,12 +85,12 @@ class VertexService(pulumi.ComponentResource):
             display_name=f"Trainer of {settings.stack}",
             opts=self._child,
         )
-        self._rights = self._grants()
-        self._tensorboard = self._board() if settings.vertex.tensorboard else None
+        self._roles = self._grant_roles()
+        self._tensorboard = self._create_tensorboard() if settings.vertex.tensorboard else None
         self.register_outputs({"bucket": self.bucket_name})
 
-    def _grants(self) -> list[pulumi.Resource]:
-        """The job reads the bucket, writes checkpoints, and tells TensorBoard and the log what it does."""
+    def _grant_roles(self) -> list[pulumi.Resource]:
+        """Let the job read the bucket and write checkpoints, logs and TensorBoard's curves."""
         project = self._settings.gcp_project
         roles = {"logs": "roles/logging.logWriter"}
         if self._settings.vertex.tensorboard:
@@ -102,7 +105,8 @@ class VertexService(pulumi.ComponentResource):
             ),
         ]
 
-    def _board(self) -> gcp.vertex.AiTensorboard:
+    def _create_tensorboard(self) -> gcp.vertex.AiTensorboard:
+        """Create the TensorBoard instance of the stack's jobs."""
         return gcp.vertex.AiTensorboard(
             f"{self._name}-tensorboard",
             display_name=f"{self._settings.project}-{self._settings.stack}",
@@ -112,18 +116,18 @@ class VertexService(pulumi.ComponentResource):
         )
 
     def submit(
-        self, name: str, run: ServiceRun, parent: pulumi.Resource, after: Sequence[pulumi.Resource]
+        self, name: str, run: ServiceRun, parent: pulumi.Resource, depends_on: Sequence[pulumi.Resource]
     ) -> Submitted:
-        """One CustomJob; another request is another job, and the old one is cancelled first."""
+        """Submit one CustomJob; a changed request replaces the job, which is cancelled first."""
         settings = self._settings
-        board = self._tensorboard.id.apply(_without_version) if self._tensorboard else ""
+        tensorboard = self._tensorboard.id.apply(_resource_path) if self._tensorboard else ""
         request = pulumi.Output.all(
             image=run.image,
             arguments=list(run.arguments),
             bucket=self.bucket_name,
             account=self.account.email,
-            tensorboard=board,
-        ).apply(lambda known: json.dumps(custom_job(settings, run, **known), sort_keys=True))
+            tensorboard=tensorboard,
+        ).apply(lambda values: json.dumps(custom_job(settings, run, **values), sort_keys=True))
         job = CustomJob(
             name,
             project=settings.gcp_project,
@@ -133,10 +137,12 @@ class VertexService(pulumi.ComponentResource):
             machine_type=settings.gpu.instance_type,
             num_machines=run.num_nodes,
             request=request,
-            opts=pulumi.ResourceOptions(parent=parent, depends_on=[*self._rights, *after], delete_before_replace=True),
+            opts=pulumi.ResourceOptions(
+                parent=parent, depends_on=[*self._roles, *depends_on], delete_before_replace=True
+            ),
         )
         number = job.id.apply(lambda full: full.rpartition("/")[2])
-        where = f"--region {settings.region} --project {settings.gcp_project}"
+        options = f"--region {settings.region} --project {settings.gcp_project}"
         return Submitted(
             name=job.id,
             page=pulumi.Output.concat(
@@ -145,12 +151,12 @@ class VertexService(pulumi.ComponentResource):
                 f"?project={settings.gcp_project}",
             ),
             commands={
-                "status": pulumi.Output.concat("gcloud ai custom-jobs describe ", number, f" {where}"),
-                "logs": pulumi.Output.concat("gcloud ai custom-jobs stream-logs ", number, f" {where}"),
+                "status": pulumi.Output.concat("gcloud ai custom-jobs describe ", number, f" {options}"),
+                "logs": pulumi.Output.concat("gcloud ai custom-jobs stream-logs ", number, f" {options}"),
             },
         )
 
 
-def _without_version(full: str) -> str:
-    """`projects/P/locations/R/tensorboards/N`, as a job names it."""
-    return full[full.index("projects/") :] if "projects/" in full else full
+def _resource_path(name: str) -> str:
+    """Return `projects/P/locations/R/tensorboards/N`, the form that a job's request needs."""
+    return name[name.index("projects/") :] if "projects/" in name else name

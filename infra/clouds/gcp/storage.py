@@ -1,4 +1,4 @@
-"""The bucket of checkpoints, Filestore for datasets, and the identity that may use them."""
+"""The bucket of checkpoints, Filestore for datasets, and the trainer's identity."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from infra.clouds.gcp.settings import Settings
 from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
 
-#: Folders of the bucket: the trainer writes the first and reads both.
+#: Folders of the bucket: the trainer writes checkpoints and reads both.
 CHECKPOINTS = "checkpoints"
 DATASETS = "datasets"
-#: Where GKE's metadata server hands out tokens, beside 169.254.169.254:80 (its guide to Workload Identity says so).
+#: The second address of GKE's metadata server, which issues tokens; the first is 169.254.169.254:80 (GKE, Workload
+#: Identity).
 _METADATA_SERVER = "169.254.169.252/32:988"
 
 _SHARE = "datasets"
-_DAYS_OF_OLD_VERSIONS = 3
+_OLD_VERSION_DAYS = 3
 
 
 class TrainingStorage(pulumi.ComponentResource):
-    """Checkpoints in a bucket, datasets on a shared file system, and one account for the trainer.
+    """A bucket for checkpoints, a shared file system for datasets, and the trainer's service account.
 
-    `facts` and `identity` are for the contract; `bucket_name` is what Google Cloud calls the bucket.
+    `facts` and `identity` are for the contract; `bucket_name` is the bucket's physical name.
     """
 
     facts: Storage
@@ -43,17 +44,18 @@ class TrainingStorage(pulumi.ComponentResource):
         namespace: k8s.core.v1.Namespace,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create the bucket, the identity, and Filestore with its Kubernetes volume."""
         super().__init__("torchrec-cloud:gcp:Storage", name, None, opts)
         self._name, self._settings = name, settings
         self._child = pulumi.ResourceOptions(parent=self)
         self.facts = Storage("datasets", settings.storage.mount_path, settings.storage.size_gib, "ReadWriteMany")
         self.bucket_name = checkpoint_bucket(name, settings, self).name
-        self.identity = self._identity(cluster)
-        self._volume(self._filestore(network), cluster, namespace)
+        self.identity = self._create_identity(cluster)
+        self._create_volume(self._create_filestore(network), cluster, namespace)
         self.register_outputs({"bucket": self.bucket_name, "claim": self.facts.claim_name})
 
-    def _identity(self, cluster: Cluster) -> Identity:
-        """The trainer's account: it reads the bucket and writes its checkpoints, and only its pods may be it."""
+    def _create_identity(self, cluster: Cluster) -> Identity:
+        """Create the trainer's account, which only its pods may use to read the bucket and write checkpoints."""
         account = gcp.serviceaccount.Account(
             f"{self._name}-trainer",
             account_id=account_id(self._settings, "trainer"),
@@ -68,13 +70,13 @@ class TrainingStorage(pulumi.ComponentResource):
             service_account_id=account.name,
             role="roles/iam.workloadIdentityUser",
             member=pods,
-            # The pool of Kubernetes identities comes into being with a project's first cluster.
+            # The pool of Kubernetes identities is created with a project's first cluster.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[cluster.control_plane]),
         )
         return facts
 
-    def _filestore(self, network: Network) -> gcp.filestore.Instance:
-        """NFS in the zone of the GPU nodes, gone with the stack: datasets are copied from the bucket."""
+    def _create_filestore(self, network: Network) -> gcp.filestore.Instance:
+        """Create NFS in the zone of the GPU nodes, deleted with the stack: datasets are copied from the bucket."""
         return gcp.filestore.Instance(
             f"{self._name}-filestore",
             tier="ZONAL",
@@ -87,8 +89,10 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _volume(self, filestore: gcp.filestore.Instance, cluster: Cluster, namespace: k8s.core.v1.Namespace) -> None:
-        """The share as a volume of Filestore's own driver: unlike plain NFS, it gives the share to a pod's group."""
+    def _create_volume(
+        self, filestore: gcp.filestore.Instance, cluster: Cluster, namespace: k8s.core.v1.Namespace
+    ) -> None:
+        """Create a volume of Filestore's CSI driver, which supports a pod's fsGroup, unlike plain NFS."""
         address = filestore.networks.apply(lambda networks: (networks[0].ip_addresses or [""])[0])
         handle = pulumi.Output.concat("modeInstance/", self._settings.zone, "/", filestore.name, "/", _SHARE)
         source = k8s.core.v1.CSIPersistentVolumeSourceArgs(
@@ -102,12 +106,12 @@ class TrainingStorage(pulumi.ComponentResource):
 
 
 def checkpoint_bucket(name: str, settings: Settings, parent: pulumi.Resource) -> gcp.storage.Bucket:
-    """Private, versioned, encrypted by Google's own keys and not by one of this stack.
+    """Create a private, versioned bucket, encrypted with Google's keys instead of one of this stack.
 
-    `pulumi destroy` would destroy that key's versions, and checkpoints that outlive the stack must stay readable.
-    Versions take the place of soft delete, whose shortest term of 7 days is billed for every checkpoint replaced.
+    `pulumi destroy` would destroy the stack's key, and kept checkpoints must stay readable. Versions replace soft
+    delete, whose minimum of 7 days is billed for every replaced checkpoint.
     """
-    keeps = settings.storage.on_destroy == "keep"
+    keep = settings.storage.on_destroy == "keep"
     return gcp.storage.Bucket(
         f"{name}-bucket",
         location=settings.region,
@@ -116,50 +120,51 @@ def checkpoint_bucket(name: str, settings: Settings, parent: pulumi.Resource) ->
         public_access_prevention="enforced",
         versioning=gcp.storage.BucketVersioningArgs(enabled=True),
         soft_delete_policy=gcp.storage.BucketSoftDeletePolicyArgs(retention_duration_seconds=0),
-        lifecycle_rules=_lifecycle(settings.storage.expire_checkpoints_after_days),
-        force_destroy=not keeps,
+        lifecycle_rules=_lifecycle_rules(settings.storage.expire_checkpoints_after_days),
+        force_destroy=not keep,
         labels=settings.labels,
-        opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=keeps),
+        opts=pulumi.ResourceOptions(parent=parent, retain_on_delete=keep),
     )
 
 
-def _lifecycle(days: int | None) -> Sequence[gcp.storage.BucketLifecycleRuleArgs]:
-    """Nothing that nobody can see is paid for: old versions, unfinished uploads, checkpoints past their age."""
+def _lifecycle_rules(days: int | None) -> Sequence[gcp.storage.BucketLifecycleRuleArgs]:
+    """Delete old versions, incomplete uploads and expired checkpoints, which would be billed unnoticed."""
     condition = gcp.storage.BucketLifecycleRuleConditionArgs
     rules = [
-        _rule("Delete", condition(days_since_noncurrent_time=_DAYS_OF_OLD_VERSIONS, with_state="ARCHIVED")),
+        _rule("Delete", condition(days_since_noncurrent_time=_OLD_VERSION_DAYS, with_state="ARCHIVED")),
         _rule("AbortIncompleteMultipartUpload", condition(age=1)),
     ]
     if days:
-        old = condition(age=days, with_state="LIVE", matches_prefixes=[f"{CHECKPOINTS}/"])
-        rules.append(_rule("Delete", old))
+        expired = condition(age=days, with_state="LIVE", matches_prefixes=[f"{CHECKPOINTS}/"])
+        rules.append(_rule("Delete", expired))
     return rules
 
 
 def grant_bucket(
     name: str, bucket: pulumi.Output[str], account: gcp.serviceaccount.Account, opts: pulumi.ResourceOptions
 ) -> tuple[pulumi.Resource, ...]:
-    """The account reads the whole bucket and writes the folder of checkpoints."""
+    """Let the account read the whole bucket and write the folder of checkpoints."""
     return tuple(
         gcp.storage.BucketIAMMember(
             f"{name}-{what}", bucket=bucket, role=role, member=account.member, condition=condition, opts=opts
         )
         for what, role, condition in (
             ("reader", "roles/storage.objectViewer", None),
-            ("writer", "roles/storage.objectUser", _below(bucket, CHECKPOINTS)),
+            ("writer", "roles/storage.objectUser", _in_folder(bucket, CHECKPOINTS)),
         )
     )
 
 
 def _rule(action: str, condition: gcp.storage.BucketLifecycleRuleConditionArgs) -> gcp.storage.BucketLifecycleRuleArgs:
+    """Return a lifecycle rule with one action."""
     return gcp.storage.BucketLifecycleRuleArgs(
         action=gcp.storage.BucketLifecycleRuleActionArgs(type=action), condition=condition
     )
 
 
-def _below(bucket: pulumi.Output[str], folder: str) -> gcp.storage.BucketIAMMemberConditionArgs:
-    """Objects of one folder of the bucket."""
-    start = pulumi.Output.concat("projects/_/buckets/", bucket, "/objects/", folder, "/")
+def _in_folder(bucket: pulumi.Output[str], folder: str) -> gcp.storage.BucketIAMMemberConditionArgs:
+    """Return the condition that restricts a role to one folder of the bucket."""
+    prefix = pulumi.Output.concat("projects/_/buckets/", bucket, "/objects/", folder, "/")
     return gcp.storage.BucketIAMMemberConditionArgs(
-        title=f"below-{folder}", expression=pulumi.Output.concat('resource.name.startsWith("', start, '")')
+        title=f"below-{folder}", expression=pulumi.Output.concat('resource.name.startsWith("', prefix, '")')
     )

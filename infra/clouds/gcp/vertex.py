@@ -1,6 +1,7 @@
-"""A Vertex AI CustomJob as a resource of Pulumi, whose provider for Google Cloud has none.
+"""A Vertex AI CustomJob as a Pulumi resource, which the provider for Google Cloud lacks.
 
-The provider runs in a process of the engine's; `vertex_client.py` is how it speaks to the service.
+The engine runs the provider in a process of its own; `vertex_client.py` calls the service. The states of stacks refer
+to this module by its name, so it must not move.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pulumi import dynamic
 
 from infra.clouds.gcp import vertex_client as service
 from infra.clouds.gcp.settings import MAX_FLEX_START_HOURS, Settings
-from infra.clouds.gcp.vertex_client import ENDED, LABEL, LOST
+from infra.clouds.gcp.vertex_client import FAILED, LABEL, SUCCEEDED
 from infra.components.one_line_errors import OneLineProvider
 from infra.contract import ServiceRun
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 _CANCEL_MINUTES = 20
 _STRATEGY = {"on_demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex_start": "FLEX_START"}
-
-
-# --- the request -----------------------------------------------------------------------------------------------------
 
 
 def custom_job(
@@ -39,9 +37,9 @@ def custom_job(
     account: str,
     tensorboard: str,
 ) -> dict[str, Any]:
-    """The body of projects.locations.customJobs.create. The first machine is a pool of its own, as the service wants.
+    """Return the body of projects.locations.customJobs.create, with the first machine in a pool of its own.
 
-    With this output folder AIP_CHECKPOINT_DIR is where the run's checkpoints lie on every other launcher too.
+    With this output folder, AIP_CHECKPOINT_DIR is the run's checkpoint folder of all other launchers too.
     """
     pool = {
         "machineSpec": _machine(settings),
@@ -66,7 +64,7 @@ def custom_job(
 
 
 def _machine(settings: Settings) -> dict[str, Any]:
-    """The machine; Vertex AI spells the accelerator as Compute Engine does, in capitals."""
+    """Return the machine; Vertex AI spells Compute Engine's accelerator types in capitals."""
     instance, gpu = settings.instance, settings.gpu
     assert instance, "checked with the settings"
     machine: dict[str, Any] = {
@@ -85,7 +83,7 @@ def _machine(settings: Settings) -> dict[str, Any]:
 
 
 def _scheduling(settings: Settings) -> dict[str, Any]:
-    """A machine that is lost takes the job with it, and all begin again together, from the newest checkpoint."""
+    """Return a schedule that restarts all machines from the newest checkpoint when one is lost."""
     gpu = settings.gpu
     scheduling: dict[str, Any] = {"strategy": _STRATEGY[gpu.capacity], "restartJobOnWorkerRestart": True}
     if gpu.capacity == "flex_start":
@@ -94,13 +92,11 @@ def _scheduling(settings: Settings) -> dict[str, Any]:
     return scheduling
 
 
-# --- the resource ----------------------------------------------------------------------------------------------------
-
-
 class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
-    """A job in Vertex AI. `request` is its JSON, a secret because `job.env` may hold one; `state` is as last seen.
+    """A job in Vertex AI, given by its request and its last known state.
 
-    What costs money is said beside it, for those who look at a preview and for policies.
+    `request` is JSON and a secret, because `job.env` may hold one. Machine type and number are separate
+    inputs, so that a preview and the cost policy can read them.
     """
 
     state: pulumi.Output[str]
@@ -118,6 +114,7 @@ class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
         request: pulumi.Input[str],
         opts: pulumi.ResourceOptions,
     ) -> None:
+        """Register the job with a timeout that covers its time in the queue."""
         inputs = {
             "project": project,
             "region": region,
@@ -128,18 +125,18 @@ class CustomJob(dynamic.Resource, module="vertex", name="CustomJob"):
             "request": pulumi.Output.secret(request),
             "state": None,
         }
-        # A job that waits for its machines is waited for; the engine must not give up first.
-        patient = pulumi.ResourceOptions(
+        # The engine must wait longer than `create` and `delete` do.
+        timeouts = pulumi.ResourceOptions(
             custom_timeouts=pulumi.CustomTimeouts(create=f"{start_minutes + 10}m", delete=f"{_CANCEL_MINUTES + 10}m")
         )
-        super().__init__(CustomJobProvider(), name, inputs, pulumi.ResourceOptions.merge(opts, patient))
+        super().__init__(CustomJobProvider(), name, inputs, pulumi.ResourceOptions.merge(opts, timeouts))
 
 
 class CustomJobProvider(OneLineProvider):
-    """Creates, looks at and cancels one CustomJob."""
+    """Creates, reads and cancels one CustomJob."""
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> dynamic.DiffResult:
-        """A job cannot be changed: another request, project or region is another job, after the old one's end."""
+        """Replace the immutable job if its request, project or region changes; delete the old one first."""
         replaces = [key for key in ("project", "region") if olds.get(key) != news.get(key)]
         if olds.get("digest") != digest(news.get("request")):
             replaces.append("request")
@@ -147,7 +144,7 @@ class CustomJobProvider(OneLineProvider):
         return dynamic.DiffResult(bool(replaces) or changed, replaces, [], delete_before_replace=True)
 
     def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
-        """Submit and wait until it runs, or has waited long enough in the queue; a job that fails is removed."""
+        """Submit the job and wait until it runs or `start_minutes` have passed; delete a job that fails."""
         client = service.open_client(props["endpoint"])
         label = digest(props["request"])
         request = json.loads(props["request"])
@@ -155,54 +152,61 @@ class CustomJobProvider(OneLineProvider):
         parent = f"projects/{props['project']}/locations/{props['region']}"
 
         def submit() -> Job:
-            # Asked again at every try: a request whose answer was lost may have made the job.
-            return service.active(client, parent, label) or client.create_custom_job(
-                parent=parent, custom_job=service.parsed(request), retry=None, timeout=service.ASKED_SECONDS
+            """Return the active job of this request, or create one."""
+            # Looked up at each retry: a request whose response was lost may have created the job.
+            return service.find_active(client, parent, label) or client.create_custom_job(
+                parent=parent,
+                custom_job=service.parse_job(request),
+                retry=None,
+                timeout=service.REQUEST_TIMEOUT_SECONDS,
             )
 
-        job = service.asked(submit)
-        state = service.started(client, job, 60 * float(props["start_minutes"]))
+        job = service.call_with_retry(submit)
+        state = service.wait_for_start(client, job, 60 * float(props["start_minutes"]))
         return dynamic.CreateResult(job.name, _outputs(props, state, label))
 
     def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
-        """The state now; an empty id tells Pulumi that the job is gone."""
-        job = service.found(service.open_client(props["endpoint"]), id_)
+        """Return the current state; an empty id means that the job no longer exists."""
+        job = service.find(service.open_client(props["endpoint"]), id_)
         if job is None:
             return dynamic.ReadResult("", {})
         return dynamic.ReadResult(id_, {**_without_provider(props), "state": job.state.name})
 
     def update(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> dynamic.UpdateResult:
-        """How the service is reached and waited for concerns the next request, not the job."""
+        """Record the endpoint and the waiting time for the next request; the job itself does not change."""
         return dynamic.UpdateResult(_outputs(news, olds["state"], olds["digest"]))
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """Cancel, wait until the machines are given back, remove the job; one that is gone already is no error."""
+        """Cancel the job, wait until its machines are free, then delete it; ignore a job that no longer exists."""
         from google.api_core import exceptions
 
         client = service.open_client(props["endpoint"])
         try:
-            service.asked(lambda: client.cancel_custom_job(name=id_, retry=None, timeout=service.ASKED_SECONDS))
+            service.call_with_retry(
+                lambda: client.cancel_custom_job(name=id_, retry=None, timeout=service.REQUEST_TIMEOUT_SECONDS)
+            )
         except service.RefusedError as refused:
             if isinstance(refused.__cause__, exceptions.NotFound):
                 return
-            # A job that has ended cannot be cancelled, and need not be.
-            job = service.found(client, id_)
-            if job is not None and job.state.name not in ENDED + LOST:
+            # A job that has ended cannot be cancelled.
+            job = service.find(client, id_)
+            if job is not None and job.state.name not in SUCCEEDED + FAILED:
                 raise
-        service.wait_for(client, id_, (*ENDED, *LOST), 60 * _CANCEL_MINUTES, "cancelled")
-        service.removed(client, id_)
+        service.wait_for(client, id_, (*SUCCEEDED, *FAILED), 60 * _CANCEL_MINUTES, "cancelled")
+        service.delete(client, id_)
 
 
 def digest(request: Any) -> str:
-    """Sixteen hexadecimal digits of a request, the same for the same one; none of what is not known yet."""
+    """Return sixteen hexadecimal digits of a request's hash, empty if the request is not known yet."""
     return hashlib.sha256(request.encode()).hexdigest()[:16] if isinstance(request, str) else ""
 
 
 def _outputs(props: Mapping[str, Any], state: str, label: str) -> dict[str, Any]:
-    """What the state of the stack keeps: not the request, of which the digest is enough."""
+    """Return what the stack's state keeps: the digest instead of the request."""
     kept = ("project", "region", "endpoint", "start_minutes", "machineType", "numMachines")
     return {**{key: props[key] for key in kept if key in props}, "state": state, "digest": label}
 
 
 def _without_provider(props: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties without the serialized provider."""
     return {key: value for key, value in props.items() if key != "__provider"}

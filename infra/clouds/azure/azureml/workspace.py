@@ -1,4 +1,4 @@
-"""The workspace of Azure Machine Learning, what it stands on, its compute cluster and its datastores."""
+"""The workspace of Azure Machine Learning, the resources it depends on, its compute cluster and datastores."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from pulumi_azure_native import (
 )
 from pulumi_azure_native import machinelearningservices as ml
 
-from infra.clouds.azure.cluster import Role, grant
-from infra.clouds.azure.jobs import DATA_INPUT, Place, submitted
+from infra.clouds.azure.azureml import jobs
+from infra.clouds.azure.identity import Role, grant
 from infra.clouds.azure.network import EndpointNetwork, private_endpoint
 from infra.clouds.azure.registry import ContainerRegistry
 from infra.clouds.azure.settings import Settings, physical_name
 from infra.clouds.azure.storage import CHECKPOINTS, DATASETS, ServiceStore
 from infra.contract import ServiceRun, Submitted
 
-__all__ = ["DATA_INPUT", "Workspace"]
-
-#: Names within the workspace, which are nobody else's.
+#: The name of the compute cluster within the workspace.
 _COMPUTE = "gpus"
-_DAYS_OF_LOGS = 30
+_LOG_RETENTION_DAYS = 30
 
 
 class Workspace(pulumi.ComponentResource):
-    """A workspace that no public network reaches unless ranges are authorised; its machines are in a VNet of its own.
+    """A workspace without public access unless ranges are authorized, whose machines are in a VNet of the service.
 
-    It acts as an identity that was given what it needs and nothing else: with one of the system's own, the service
-    would give itself the whole resource group.
+    It uses an identity with only the roles that it needs: the service would grant a system-assigned identity the whole
+    resource group.
     """
 
     workspace: ml.Workspace
@@ -46,6 +44,7 @@ class Workspace(pulumi.ComponentResource):
         registry: ContainerRegistry,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Create what the workspace depends on, the workspace, its endpoint, its compute cluster and its datastores."""
         super().__init__("torchrec-cloud:azure:Workspace", name, None, opts)
         self._name, self._settings, self._network = name, settings, network
         self._store, self._registry = store, registry
@@ -58,26 +57,25 @@ class Workspace(pulumi.ComponentResource):
             f"{name}-logs",
             resource_group_name=self._group,
             sku=operationalinsights.WorkspaceSkuArgs(name="PerGB2018"),
-            retention_in_days=_DAYS_OF_LOGS,
+            retention_in_days=_LOG_RETENTION_DAYS,
             tags=settings.labels,
             opts=self._child,
         )
-        vault, insights = self._vault(), self._insights()
-        self.workspace = self._workspace(vault, insights, self._rights(vault, insights))
-        self._diagnostics()
+        vault, insights = self._create_vault(), self._create_insights()
+        self.workspace = self._create_workspace(vault, insights, self._grant_workspace_roles(vault, insights))
+        self._export_logs()
         private_endpoint(name, network, self.workspace.id, "amlworkspace", settings.labels, self._child)
-        self.compute = self._compute()
-        self._datastores = [self._datastore(folder) for folder in (DATASETS, CHECKPOINTS)]
+        self.compute = self._create_compute()
+        self._datastores = [self._create_datastore(folder) for folder in (DATASETS, CHECKPOINTS)]
         self.register_outputs({"workspace": self.workspace.id})
 
-    def _vault(self) -> keyvault.Vault:
-        """Where the workspace keeps what it must; closed but for Azure's own services."""
+    def _create_vault(self) -> keyvault.Vault:
+        """Create the key vault that a workspace requires, open only to Azure's own services."""
         group, stack = self._network.resource_group, self._settings.stack
         tenant = authorization.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self)).tenant_id
         return keyvault.Vault(
             f"{self._name}-vault",
-            # 24 characters at most, the first a letter.
-            vault_name=group.id.apply(lambda unique: physical_name(stack, unique, 24)),
+            vault_name=group.id.apply(lambda unique: physical_name(stack, unique, max_length=24)),
             resource_group_name=group.name,
             properties=keyvault.VaultPropertiesArgs(
                 tenant_id=tenant,
@@ -93,7 +91,8 @@ class Workspace(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _insights(self) -> applicationinsights.Component:
+    def _create_insights(self) -> applicationinsights.Component:
+        """Create the Application Insights component that a workspace requires."""
         return applicationinsights.Component(
             f"{self._name}-insights",
             resource_group_name=self._group,
@@ -105,12 +104,14 @@ class Workspace(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _rights(self, vault: keyvault.Vault, insights: applicationinsights.Component) -> list[pulumi.Resource]:
-        """What the service's documentation lists for a workspace with an identity of the user's own.
+    def _grant_workspace_roles(
+        self, vault: keyvault.Vault, insights: applicationinsights.Component
+    ) -> list[pulumi.Resource]:
+        """Grant the workspace's identity the roles that the service's documentation lists for its resources.
 
-        It says Contributor of each; these are the narrower roles of the same resources.
+        The documentation lists Contributor for each; these are the narrower roles of the same resources.
         """
-        needed: dict[str, tuple[Role, pulumi.Input[str]]] = {
+        roles: dict[str, tuple[Role, pulumi.Input[str]]] = {
             "store": (Role.STORAGE_ACCOUNT_CONTRIBUTOR, self._store.account.id),
             "blobs": (Role.BLOB_CONTRIBUTOR, self._store.account.id),
             "store-network": (Role.AI_NETWORK_APPROVER, self._store.account.id),
@@ -123,12 +124,13 @@ class Workspace(pulumi.ComponentResource):
         }
         return [
             grant(f"{self._name}-{what}", role, scope, self._identity.principal_id, "ServicePrincipal", self._child)
-            for what, (role, scope) in needed.items()
+            for what, (role, scope) in roles.items()
         ]
 
-    def _workspace(
-        self, vault: keyvault.Vault, insights: applicationinsights.Component, rights: list[pulumi.Resource]
+    def _create_workspace(
+        self, vault: keyvault.Vault, insights: applicationinsights.Component, roles: list[pulumi.Resource]
     ) -> ml.Workspace:
+        """Create the workspace after its identity's roles."""
         settings, access = self._settings, ml.PublicNetworkAccessType
         return ml.Workspace(
             f"{self._name}-workspace",
@@ -147,11 +149,11 @@ class Workspace(pulumi.ComponentResource):
             provision_network_now=True,
             v1_legacy_mode=False,
             tags=settings.labels,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=rights),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=roles),
         )
 
-    def _diagnostics(self) -> None:
-        """Every log of the workspace, beside its metrics; they outlive a job."""
+    def _export_logs(self) -> None:
+        """Send the workspace's logs and metrics to Log Analytics, where they outlive a job."""
         monitor.DiagnosticSetting(
             f"{self._name}-diagnostics",
             resource_uri=self.workspace.id,
@@ -161,16 +163,16 @@ class Workspace(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _compute(self) -> ml.Compute:
-        """Machines without public addresses and log-ins, as many as the job asks for, none when it is over."""
-        wanted = self._settings.gpu
+    def _create_compute(self) -> ml.Compute:
+        """Create a compute cluster without public addresses and logins, which scales with the jobs."""
+        gpu = self._settings.gpu
         properties = ml.AmlComputePropertiesArgs(
-            vm_size=wanted.instance_type,
-            vm_priority=ml.VmPriority.LOW_PRIORITY if wanted.capacity == "spot" else ml.VmPriority.DEDICATED,
+            vm_size=gpu.instance_type,
+            vm_priority=ml.VmPriority.LOW_PRIORITY if gpu.capacity == "spot" else ml.VmPriority.DEDICATED,
             os_type=ml.OsType.LINUX,
             scale_settings=ml.ScaleSettingsArgs(
-                min_node_count=wanted.nodes.min,
-                max_node_count=wanted.nodes.max,
+                min_node_count=gpu.nodes.min,
+                max_node_count=gpu.nodes.max,
                 node_idle_time_before_scale_down=f"PT{self._settings.azureml.idle_minutes}M",
             ),
             enable_node_public_ip=False,
@@ -190,11 +192,11 @@ class Workspace(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _datastore(self, what: str) -> ml.Datastore:
-        """The container under a name of the workspace; whoever opens it does so as itself, there is no key."""
+    def _create_datastore(self, folder: str) -> ml.Datastore:
+        """Register the container as a datastore without a key: users open it with their own identity."""
         return ml.Datastore(
-            f"{self._name}-{what}",
-            name=what,
+            f"{self._name}-{folder}",
+            name=folder,
             resource_group_name=self._group,
             workspace_name=self.workspace.name,
             skip_validation=True,
@@ -210,12 +212,12 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def submit(self, name: str, run: ServiceRun, parent: pulumi.Resource) -> Submitted:
-        """One command job, after everything that it needs."""
-        place = Place(
+        """Submit one command job, after everything that it needs."""
+        target = jobs.JobTarget(
             group=self._group,
             workspace=self.workspace.name,
             compute=self.compute.id,
             client_id=self._store.trainer.client_id,
-            after=(*self._store.ready, *self._registry.ready, *self._datastores),
+            depends_on=(*self._store.ready, *self._registry.ready, *self._datastores),
         )
-        return submitted(name, self._settings, run, place, parent)
+        return jobs.submit(name, self._settings, run, target, parent)

@@ -1,4 +1,4 @@
-"""A run as a command job of Azure Machine Learning, with its environment."""
+"""Submits a run as a command job of Azure Machine Learning, with its environment."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from infra.clouds.azure.settings import Settings
 from infra.clouds.azure.storage import CHECKPOINTS, DATASETS, KEYLESS
 from infra.contract import ENTRYPOINT, ServiceRun, Submitted
 
-#: The service puts the folder at which the input is mounted in its place.
+#: The service replaces it by the folder at which the input is mounted.
 DATA_INPUT = "${{inputs.data}}"
 _ENVIRONMENT = "trainer"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a job runs: resource group, workspace, compute cluster (its id), and as whom (the machines' identity)."""
+class JobTarget:
+    """Where and as whom a job runs: resource group, workspace, id of the compute cluster, client id of its identity."""
 
     group: pulumi.Input[str]
     workspace: pulumi.Input[str]
     compute: pulumi.Input[str]
     client_id: pulumi.Input[str]
-    after: Sequence[pulumi.Resource] = ()
+    depends_on: Sequence[pulumi.Resource] = ()
 
 
-def submitted(name: str, settings: Settings, run: ServiceRun, place: Place, parent: pulumi.Resource) -> Submitted:
-    """Environment, job, and what cancels it before it is deleted."""
-    environment = _environment(name, settings.labels, run, place, parent)
+def submit(name: str, settings: Settings, run: ServiceRun, target: JobTarget, parent: pulumi.Resource) -> Submitted:
+    """Register the environment, the job, and the resource that cancels the job before it is deleted."""
+    environment = _create_environment(name, settings.labels, run, target, parent)
     command = pulumi.Output.all(*run.arguments).apply(command_line)
-    properties = _properties(settings, run, place, environment.id, command)
+    properties = _job_properties(settings, run, target, environment.id, command)
     job = ml.Job(
         name,
-        # A job cannot be changed: what is different has another name, and the old one goes first. Nothing else replaces
-        # it, or what the service adds to a job would, after the next refresh.
+        # A job is immutable: a change gives it another name, which replaces it. No other input replaces it, because
+        # what the service adds to a job would do so after the next refresh.
         id=pulumi.Output.all(command, environment.id, json.dumps(run.env, sort_keys=True)).apply(
-            lambda known: f"{run.run}-{_digest([*known, settings.gpu.instance_type, run.num_nodes])}"
+            lambda values: f"{run.run}-{_digest([*values, settings.gpu.instance_type, run.num_nodes])}"
         ),
-        resource_group_name=place.group,
-        workspace_name=place.workspace,
+        resource_group_name=target.group,
+        workspace_name=target.workspace,
         properties=properties,
-        opts=pulumi.ResourceOptions(parent=parent, depends_on=list(place.after), delete_before_replace=True),
+        opts=pulumi.ResourceOptions(parent=parent, depends_on=list(target.depends_on), delete_before_replace=True),
     )
     running = RunningJob(
         f"{name}-running",
@@ -57,84 +57,87 @@ def submitted(name: str, settings: Settings, run: ServiceRun, place: Place, pare
         job=job.id,
         opts=pulumi.ResourceOptions(parent=parent, depends_on=[job], delete_before_replace=True),
     )
-    where = pulumi.Output.concat(" --workspace-name ", place.workspace, " --resource-group ", place.group)
+    options = pulumi.Output.concat(" --workspace-name ", target.workspace, " --resource-group ", target.group)
     return Submitted(
         name=job.name,
-        page=pulumi.Output.concat("https://ml.azure.com/runs/", job.name, "?wsid=", running.job.apply(_workspace_of)),
+        page=pulumi.Output.concat("https://ml.azure.com/runs/", job.name, "?wsid=", running.job.apply(_workspace_id)),
         commands={
-            "status": pulumi.Output.concat("az ml job show --name ", job.name, where),
-            "logs": pulumi.Output.concat("az ml job stream --name ", job.name, where),
+            "status": pulumi.Output.concat("az ml job show --name ", job.name, options),
+            "logs": pulumi.Output.concat("az ml job stream --name ", job.name, options),
         },
     )
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The service runs a shell line and not the image's entry point; with exec its signals reach the trainer."""
+    """Return the shell line that the service runs instead of the entry point; `exec` passes signals to the trainer."""
     return shlex.join(["exec", ENTRYPOINT, *arguments])
 
 
-def _environment(
-    name: str, tags: Mapping[str, str], run: ServiceRun, place: Place, parent: pulumi.Resource
+def _create_environment(
+    name: str, tags: Mapping[str, str], run: ServiceRun, target: JobTarget, parent: pulumi.Resource
 ) -> ml.EnvironmentVersion:
-    """The trainer's image under a name of the workspace; a version is for ever, so another image is another one."""
-    below = pulumi.ResourceOptions(parent=parent, depends_on=list(place.after))
+    """Register the trainer's image in the workspace; a version is immutable, so each image gets a new one."""
+    child = pulumi.ResourceOptions(parent=parent, depends_on=list(target.depends_on))
     container = ml.EnvironmentContainer(
         f"{name}-environment",
         name=_ENVIRONMENT,
-        resource_group_name=place.group,
-        workspace_name=place.workspace,
+        resource_group_name=target.group,
+        workspace_name=target.workspace,
         properties=ml.EnvironmentContainerPropertiesArgs(description="The trainer's image", tags=tags),
-        opts=below,
+        opts=child,
     )
     return ml.EnvironmentVersion(
         f"{name}-image",
         name=container.name,
         version=pulumi.Output.from_input(run.image).apply(lambda image: _digest([image])),
-        resource_group_name=place.group,
-        workspace_name=place.workspace,
+        resource_group_name=target.group,
+        workspace_name=target.workspace,
         properties=ml.EnvironmentVersionPropertiesArgs(
             image=run.image, os_type=ml.OperatingSystemType.LINUX, tags=tags
         ),
-        opts=below,
+        opts=child,
     )
 
 
-def _properties(
+def _job_properties(
     settings: Settings,
     run: ServiceRun,
-    place: Place,
+    target: JobTarget,
     environment: pulumi.Input[str],
     command: pulumi.Input[str],
 ) -> ml.CommandJobArgs:
-    """One process per machine: the trainer's launcher starts the others, and restarts them."""
+    """Return a job with one process per machine: the trainer's launcher starts and restarts the other processes."""
     data = ml.UriFolderJobInputArgs(
         job_input_type="uri_folder",
         mode=ml.InputDeliveryMode.READ_ONLY_MOUNT,
         uri=f"azureml://datastores/{DATASETS}/paths/{DATASETS}",
     )
-    # For the studio: the trainer writes there by itself, where a mount would lose what a machine had not sent yet.
+    # Only for display in the studio: the trainer writes to the container itself, because a lost machine would lose what
+    # the mount had not uploaded yet.
     checkpoints = ml.UriFolderJobOutputArgs(
         job_output_type="uri_folder",
         mode=ml.OutputDeliveryMode.READ_WRITE_MOUNT,
         uri=f"azureml://datastores/{CHECKPOINTS}/paths/{CHECKPOINTS}/{run.run}",
     )
-    # A person may have put a secret there; then Pulumi keeps all of the job as one.
+    # The user's variables may hold secrets; one secret input makes Pulumi treat all of the job as secret.
     fabric = node_fabric(settings).env
-    own = {name: value if fabric.get(name) == value else pulumi.Output.secret(value) for name, value in run.env.items()}
-    variables: dict[str, pulumi.Input[str]] = {**KEYLESS, "AZURE_CLIENT_ID": place.client_id, **own}
+    user_env = {
+        name: value if fabric.get(name) == value else pulumi.Output.secret(value) for name, value in run.env.items()
+    }
+    variables: dict[str, pulumi.Input[str]] = {**KEYLESS, "AZURE_CLIENT_ID": target.client_id, **user_env}
     return ml.CommandJobArgs(
         job_type="Command",
         display_name=run.run,
         experiment_name=settings.stack,
         command=command,
         environment_id=environment,
-        compute_id=place.compute,
+        compute_id=target.compute,
         environment_variables=variables,
-        identity=ml.ManagedIdentityArgs(identity_type="Managed", client_id=place.client_id),
+        identity=ml.ManagedIdentityArgs(identity_type="Managed", client_id=target.client_id),
         distribution=ml.PyTorchArgs(distribution_type="PyTorch", process_count_per_instance=1),
         resources=ml.JobResourceConfigurationArgs(
             instance_count=run.num_nodes,
-            # A quarter of the machine's memory: only what is used counts.
+            # A quarter of the machine's memory: tmpfs uses memory only for what it holds.
             shm_size=f"{int(settings.instance.memory_gib) // 4}g",
         ),
         inputs={"data": data} if run.reads_data else {},
@@ -144,8 +147,10 @@ def _properties(
 
 
 def _digest(value: Any) -> str:
+    """Return eight hexadecimal digits of a JSON value's hash."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _workspace_of(job: str) -> str:
+def _workspace_id(job: str) -> str:
+    """Return the workspace of a job's resource id."""
     return job.partition("/jobs/")[0]

@@ -1,0 +1,1 @@
+"""Azure Machine Learning: the workspace and the jobs that run in it."""
