@@ -7,14 +7,14 @@ from infra.findings.model import Cause
 CREDENTIALS = Cause(
     "gcp-credentials",
     "`could not find default credentials`, `invalid_grant`",
-    "nobody is logged in for programs (which is another login than gcloud's own), or the login has expired",
+    "there are no application default credentials (separate from gcloud's own login), or they have expired",
     "{login}",
     guide="gcloud auth application-default login",
 )
 PROJECT = Cause(
     "gcp-project",
     "`Permission denied on resource project`, `project ... not found`",
-    "gcp:project is another project's id, a project's name, or one that these credentials do not reach",
+    "gcp:project is another project's id, a project's name, or a project without access for these credentials",
     "gcloud projects list, then: pulumi config set gcp:project <id>",
 )
 BILLING = Cause(
@@ -32,13 +32,13 @@ DENIED = Cause(
 UNREACHABLE = Cause(
     "gcp-unreachable",
     "a check ends with `ConnectionError`",
-    "no way leads out of this machine",
+    "this machine has no internet access",
     "behind a proxy set HTTPS_PROXY",
 )
 SERVICE = Cause(
     "gcp-service",
     "`SERVICE_DISABLED`, `... API has not been used in project ... before or it is disabled`",
-    "a new project has no services switched on; `up` switches on what it needs, but not those that it switches on with",
+    "a new project has no services enabled; `up` enables what it needs, but not the services that it uses to do so",
     "gcloud services enable {services} --project {project}",
 )
 OFFER = Cause(
@@ -52,32 +52,32 @@ QUOTA = Cause(
     "gcp-quota",
     "`GCE quota exceeded: NVIDIA_..._GPUS`; the pool stays at its size",
     "the project's quota of this GPU in the region is too small; a new project often has 0, and 0 of all GPUs",
-    "ask for {value} of {metric}: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    "request {value} of {metric}: https://console.cloud.google.com/iam-admin/quotas?project={project}"
     ", or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
 )
 CAPACITY = Cause(
     "gcp-capacity",
     "`ZONE_RESOURCE_POOL_EXHAUSTED` or `GCE out of resources` although the quota is large enough",
-    "no such machine is free in the zone at present; a quota is a permission and no promise",
+    "no such machine is free in the zone at present; a quota does not guarantee capacity",
     "another zone, gpu.capacity flex_start, which waits in a queue, or a reservation",
 )
 RESERVATION = Cause(
     "gcp-reservation",
-    "`Reservation ... does not exist`, or nodes that never come",
-    "the reservation is gone, not ready, full, or of another machine type",
+    "`Reservation ... does not exist`, or nodes that never start",
+    "the reservation was deleted, is not ready, is full, or has another machine type",
     "{fix}",
-    guide="gcloud compute reservations list, then gpu.reservation_id and gpu.nodes.desired as it says",
+    guide="gcloud compute reservations list, then set gpu.reservation_id and gpu.nodes.desired to match",
 )
 BUCKET = Cause(
     "gcp-bucket",
-    "the trainer ends with `403` or `404` for its bucket",
-    "the bucket is gone, or belongs to another project",
-    "gcloud storage buckets describe gs://{bucket}; bring it back: python -m infra refresh --stack {stack}, then up",
+    "the trainer exits with `403` or `404` for its bucket",
+    "the bucket was deleted or belongs to another project",
+    "gcloud storage buckets describe gs://{bucket}; recreate it: python -m infra refresh --stack {stack}, then up",
 )
 PLUGIN = Cause(
     "gcp-auth-plugin",
     "`executable gke-gcloud-auth-plugin not found`",
-    "the kubeconfig gets its token from a plug-in of gcloud, which is installed by itself",
+    "the kubeconfig gets its token from a plug-in of gcloud, which is installed separately",
     "gcloud components install gke-gcloud-auth-plugin (or the package google-cloud-cli-gke-gcloud-auth-plugin)",
 )
 CAUSES = (

@@ -7,20 +7,20 @@ from infra.findings.model import Cause
 CREDENTIALS = Cause(
     "azure-credentials",
     "`Please run 'az login'`, `AADSTS...`",
-    "nobody is logged in here, or the login has expired",
+    "this shell has no Azure login, or it has expired",
     "{login}",
     guide="az login",
 )
 SUBSCRIPTION = Cause(
     "azure-subscription",
-    "`SubscriptionNotFound`, or resources appear where nobody looks for them",
+    "`SubscriptionNotFound`, or resources appear in an unexpected subscription",
     "no subscription is chosen, it is not enabled, or these credentials do not reach it",
     "az account list --output table, then: az account set --subscription <id>",
 )
 ACCOUNT = Cause(
     "azure-account",
     "`stack ... was created in ..., and the credentials in use reach ...`",
-    "another subscription is active than when the stack was made",
+    "another subscription is active than when the stack was created",
     "az account set --subscription {account}",
 )
 DENIED = Cause(
@@ -32,7 +32,7 @@ DENIED = Cause(
 UNREACHABLE = Cause(
     "azure-unreachable",
     "a check ends with a time-out of management.azure.com",
-    "no way leads out of this machine",
+    "this machine has no internet access",
     "behind a proxy set HTTPS_PROXY",
 )
 PROVIDER = Cause(
@@ -58,32 +58,32 @@ QUOTA = Cause(
     "azure-quota",
     "`QuotaExceeded` or `ErrCode_InsufficientVCPUQuota`, often with 0 as the limit",
     "the subscription's quota of cores for this family is too small; spot has one quota for all families",
-    "ask for {value} cores of {family} in {location}: https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
+    "request {value} cores of {family} in {location}: https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
     " (days for ND sizes), or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
 )
 CAPACITY = Cause(
     "azure-capacity",
     "`AllocationFailed` or `OverconstrainedAllocationRequest` although the quota is large enough",
-    "no such machine is free at present; a quota is a permission and no promise",
+    "no such machine is free at present; a quota does not guarantee capacity",
     "another location, or a capacity reservation (gpu.capacity reservation)",
 )
 RESERVATION = Cause(
     "azure-reservation",
     "`CapacityReservationGroup...` errors at the node pool",
-    "the group is gone, or holds too few machines of this size in this location",
+    "the group was deleted, or has too few machines of this size in this location",
     "{fix}",
-    guide="az capacity reservation group list, then gpu.reservation_id and gpu.nodes.desired as it says",
+    guide="az capacity reservation group list, then set gpu.reservation_id and gpu.nodes.desired to match",
 )
 OVERLAP = Cause(
     "azure-overlap",
-    "a peering between the VNets is refused",
-    "another VNet has addresses of network.cidr; that is no mistake until the two are connected",
+    "a peering between the VNets is rejected",
+    "another VNet overlaps network.cidr; that is harmless until the two are connected",
     "before the first `up`: pulumi config set --path network.cidr {free}",
 )
 PRIVATE = Cause(
     "azure-private",
     "`up` waits at the first Kubernetes object and fails with `no such host`",
-    "without network.authorized_cidrs the API server has a private address only",
+    "without network.authorized_cidrs the API server has only a private address",
     "pulumi config set --path 'network.authorized_cidrs[0]' <your address>/32 before the first up, or run in the VNet",
 )
 CAUSES = (

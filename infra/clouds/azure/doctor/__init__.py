@@ -1,0 +1,64 @@
+"""Checks of an Azure subscription before `up`: login, features, and what the location offers and the quota allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from urllib.parse import urlencode
+from uuid import UUID
+
+from infra.clouds.azure.doctor import causes
+from infra.clouds.azure.doctor.client import SCOPE, Arm, chosen_subscription, explain
+from infra.clouds.azure.doctor.queries import Queries
+from infra.clouds.azure.settings import Settings
+from infra.findings.errors import explained
+from infra.findings.model import Check, Context
+
+PACKAGES = ("pulumi-azure-native",)
+CAUSES = causes.CAUSES
+ENDPOINT = "https://management.azure.com"
+
+_CREDENTIALS = "credentials"
+_REGISTRY = re.compile(r"^[a-z0-9]+\.azurecr\.io$")
+#: The user name of a registry's token (Azure Container Registry, token exchange).
+_TOKEN_USER = str(UUID(int=0))
+
+
+def checks(context: Context) -> list[Check]:
+    """Return all checks; the first checks the credentials, and the others need it."""
+    settings = context.settings
+    assert isinstance(settings, Settings)
+    arm = Arm(ENDPOINT, lambda: chosen_subscription(context.values))
+    queries = Queries(arm, settings, context)
+    runs = {
+        "resource providers": queries.providers,
+        "features": queries.features,
+        "instance type": queries.offer,
+        "quota": queries.quota,
+        "reservation": queries.reservation,
+        "addresses": queries.overlaps,
+    }
+    with_cause = explained(lambda error: explain(error, arm))
+    first = Check(_CREDENTIALS, with_cause(queries.credentials))
+    return [first, *(Check(name, with_cause(run), _CREDENTIALS) for name, run in runs.items())]
+
+
+def devices(settings: Settings) -> Mapping[str, int]:
+    """Return one InfiniBand virtual function for each network card."""
+    return {"rdma/ib": settings.instance.num_network_cards} if settings.infiniband else {}
+
+
+def login(_: Context, host: str, scheme: str = "https") -> tuple[str, str] | None:
+    """Return user and password for an Azure registry, which exchanges an Entra token for one of its own."""
+    if not _REGISTRY.match(host):
+        return None
+    with explained(explain):
+        import urllib3
+        from azure.identity import DefaultAzureCredential
+
+        token = DefaultAzureCredential(exclude_interactive_browser_credential=True).get_token(SCOPE).token
+        form = urlencode({"grant_type": "access_token", "service": host, "access_token": token})
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        answer = urllib3.request("POST", f"{scheme}://{host}/oauth2/exchange", body=form, headers=headers)
+        return _TOKEN_USER, str(json.loads(answer.data).get("refresh_token", ""))
