@@ -117,7 +117,7 @@ def test_a_feature_that_is_not_registered_names_its_commands(arm: Recorded, cont
             [size(restrictions=[{"type": "Location", "reasonCode": "NotAvailableForSubscription"}])],
             {},
             "closed to this subscription (NotAvailableForSubscription)",
-            "ask for it with the quota",
+            "request access together with the quota",
         ),
         (
             [size(restrictions=[{"type": "Zone", "reasonCode": "x", "restrictionInfo": {"zones": ["2"]}}])],
@@ -145,7 +145,7 @@ def test_a_quota_of_the_family_that_is_too_small_says_how_many_cores_to_ask_for(
     finding = one(asked(doctor.checks(context("azure")), "quota"), "quota")
     assert finding.status == "problem"
     assert finding.result == f"{FAMILY}: 192 cores, 96 in use, 192 needed for 2 x Standard_ND96asr_v4"
-    assert f"ask for 288 cores of {FAMILY} in eastus" in finding.fix
+    assert f"request 288 cores of {FAMILY} in eastus" in finding.fix
     assert finding.fix.endswith("gpu.nodes.max 1")
 
 
@@ -164,8 +164,8 @@ def test_spot_has_one_quota_for_all_families(context: Contexts) -> None:
 @pytest.mark.parametrize(
     ("group", "held", "status", "told"),
     [
-        ({"location": "eastus"}, [("Standard_ND96asr_v4", 2)], "ok", "holds 2 x"),
-        ({"location": "eastus"}, [("Standard_ND96asr_v4", 1), ("Standard_D4s_v5", 9)], "problem", "holds 1 x"),
+        ({"location": "eastus"}, [("Standard_ND96asr_v4", 2)], "ok", "has 2 x"),
+        ({"location": "eastus"}, [("Standard_ND96asr_v4", 1), ("Standard_D4s_v5", 9)], "problem", "has 1 x"),
         ({"location": "westus2"}, [], "problem", "is in westus2, the stack in eastus"),
         (None, [], "problem", "no reservation group gpus"),
     ],
@@ -259,6 +259,6 @@ def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm
     assert "Microsoft.MachineLearningServices is unknown here" in told
     assert not any("NetApp" in text or "ContainerService" in text for text in told)
     assert one(found, "features").status == "skipped"
-    assert "quotas of its own" in one(found, "quota").result, (
+    assert "its own quotas" in one(found, "quota").result, (
         "cores for virtual machines are not what the service counts"
     )

@@ -9,6 +9,7 @@ import pytest
 from doctor_answers import Recorded, asked, one
 
 from infra.clouds.gcp import doctor
+from infra.clouds.gcp.doctor import client
 from infra.findings.model import Context
 
 Contexts = Callable[..., Context]
@@ -34,7 +35,7 @@ def google(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     from google.oauth2.credentials import Credentials
 
     monkeypatch.setattr(google.auth, "default", lambda scopes: (Credentials("a-token"), None))
-    monkeypatch.setattr(doctor, "ENDPOINTS", dict.fromkeys(doctor.ENDPOINTS, recorded.url))
+    monkeypatch.setattr(client, "ENDPOINTS", dict.fromkeys(client.ENDPOINTS, recorded.url))
     recorded.put(PROJECT, {"projectNumber": "42", "projectId": "my-project", "lifecycleState": "ACTIVE"})
     paid = {"billingEnabled": True, "billingAccountName": "billingAccounts/0A-1B"}
     recorded.put(f"{PROJECT}/billingInfo", paid)
@@ -63,7 +64,7 @@ def test_a_project_that_has_everything_is_fine(context: Contexts) -> None:
     wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
     assert not wrong
     assert "project my-project (number 42), ACTIVE" in one(found, "credentials").result
-    assert one(found, "services").result.startswith("4 on"), "both pages were read"
+    assert one(found, "services").result.startswith("4 enabled"), "both pages were read"
     assert one(found, "machine type").result == "a2-highgpu-8g in us-central1-a: 96 vCPUs, 680 GiB"
 
 
@@ -83,7 +84,7 @@ def test_each_quota_that_is_too_small_is_told(
     google.put(COMPUTE, {"quotas": [project, quota("NETWORKS", 15)]})
     problems = [item for item in findings(context("gcp"), "quota") if item.status == "problem"]
     assert [item.result for item in problems] == [wrong]
-    assert "ask for 16 of" in problems[0].fix
+    assert "request 16 of" in problems[0].fix
 
 
 @pytest.mark.parametrize("capacity", ["spot", "flex_start"])
@@ -187,7 +188,7 @@ def test_the_bucket_of_a_stack_that_is_up_must_be_there(google: Recorded, contex
     up = context("gcp", None, {"account": "my-project", "bucket_uri": "gs://b-1234", "cluster_name": "c"})
     assert findings(up, "bucket")[0].status == "problem"
     google.put("/storage/v1/b/b-1234", {"name": "b-1234", "location": "US-CENTRAL1"})
-    assert findings(up, "bucket")[0].result == "gs://b-1234 is there, in US-CENTRAL1"
+    assert findings(up, "bucket")[0].result == "gs://b-1234 exists, in US-CENTRAL1"
 
 
 def test_the_plug_in_that_the_kubeconfig_calls_must_be_on_the_path(
@@ -203,7 +204,7 @@ def test_a_training_service_needs_no_plug_in_and_has_quotas_of_its_own(context: 
     assert "auth plug-in" not in {check.name for check in checks}, "there is no kubeconfig that would call it"
     (quota,) = [check for check in checks if check.name == "quota"]
     found = asked([check for check in checks if check.name in ("credentials", "quota")])
-    assert "quotas of its own" in one(found, quota.name).result
+    assert "its own quotas" in one(found, quota.name).result
 
 
 def test_a_service_that_fails_is_no_fault_of_the_doctor(google: Recorded, context: Contexts) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong on Azure: how it looks, why, and the cure. The guide's table is written from this list."""
+"""Known problems on Azure: symptom, cause and fix of each. The table in the guide is generated from this list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on Google Cloud: how it looks, why, and the cure. The guide's table is written from this list."""
+"""Known problems on Google Cloud: symptom, cause and fix of each. The guide's table is generated from this list."""
 
 from __future__ import annotations
 
