@@ -259,6 +259,4 @@ def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm
     assert "Microsoft.MachineLearningServices is unknown here" in told
     assert not any("NetApp" in text or "ContainerService" in text for text in told)
     assert one(found, "features").status == "skipped"
-    assert "its own quotas" in one(found, "quota").result, (
-        "cores for virtual machines are not what the service counts"
-    )
+    assert "its own quotas" in one(found, "quota").result, "cores for virtual machines are not what the service counts"

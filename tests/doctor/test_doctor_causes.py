@@ -40,7 +40,9 @@ def test_every_cause_that_is_not_only_told_is_used_by_a_check(name: str) -> None
     }
     for cause in lists()[name]:
         uses = len(
-            re.findall(rf"\b(?:problem|unknown|QueryFailedError|advertised)\([^#]{{0,200}}?\b{names[cause.key]}\b", code)
+            re.findall(
+                rf"\b(?:problem|unknown|QueryFailedError|advertised)\([^#]{{0,200}}?\b{names[cause.key]}\b", code
+            )
         )
         if cause.key in TOLD_ONLY:
             assert uses == 0, f"{cause.key} is found by a check: take it off the list"
