@@ -91,16 +91,16 @@ def torch_as_it_was() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def steps(job: ShardedModel, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
+def steps(model: ShardedModel, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
     """Train `count` steps from `start` on; the loss of each over the whole job, exact to the last bit."""
-    config, runtime, start = job.config, job.runtime, start or Progress()
+    config, runtime, start = model.config, model.runtime, start or Progress()
     source = open_source(SourceContext(config, "train", runtime.device))
     batches = train_batches(source, config, start.position, count, runtime.rank, runtime.world_size, runtime.device)
-    job.dmp.train()
-    pipeline = Pipeline(job)
+    model.dmp.train()
+    pipeline = Pipeline(model)
     losses = []
     for step in range(start.step, start.step + count):
-        job.optimizers.set_factor(schedule_factor(config.optim.schedule, step, total))
+        model.optimizers.set_factor(schedule_factor(config.optim.schedule, step, total))
         loss, *_ = pipeline.progress(batches)
         mean = loss.double()
         dist.all_reduce(mean)
@@ -125,11 +125,11 @@ def config_of(folder: Path | str, changes: Mapping[str, Any] | None = None) -> T
 def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
     """Train in this process, save, and keep the weights and the next losses."""
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        losses = steps(job, count)
-        where = checkpointer(job).save(after(config, count))
-        weights = full_weights(job)
-        return {"where": where, "losses": losses, "weights": weights, "next": steps(job, 3, after(config, count))}
+        model = build_sharded_model(config, runtime)
+        losses = steps(model, count)
+        where = checkpointer(model).save(after(config, count))
+        weights = full_weights(model)
+        return {"where": where, "losses": losses, "weights": weights, "next": steps(model, 3, after(config, count))}
 
 
 def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> list[float]:
@@ -139,10 +139,10 @@ def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> lis
         return steps(build_sharded_model(config, runtime), count, total=count)
 
 
-def full_weights(job: ShardedModel) -> dict[str, Tensor]:
+def full_weights(model: ShardedModel) -> dict[str, Tensor]:
     """Collective: every weight on every process, tables put together by TorchRec's own metadata of their shards."""
     found: dict[str, Tensor] = {}
-    for name, value in job.dmp.state_dict().items():
+    for name, value in model.dmp.state_dict().items():
         if isinstance(value, ShardedTensor):
             pieces: list[Any] = [None] * dist.get_world_size()
             mine = [(s.metadata.shard_offsets, s.tensor.detach().clone()) for s in value.local_shards()]
@@ -161,9 +161,9 @@ def tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.rsplit(".", 2)[-2]: value for name, value in weights.items() if ".embedding_bags." in name}
 
 
-def checkpointer(job: ShardedModel) -> Checkpointer:
+def checkpointer(model: ShardedModel) -> Checkpointer:
     """The checkpointer of a job's run."""
-    return Checkpointer(job, open_store(job.config.checkpoint.uri, job.config.train.run, job.config.checkpoint))
+    return Checkpointer(model, open_store(model.config.checkpoint.uri, model.config.train.run, model.config.checkpoint))
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
@@ -171,14 +171,14 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
     return sorted(k for k in {*left, *right} if k not in left or k not in right or not torch.equal(left[k], right[k]))
 
 
-def logits(job: ShardedModel, count: int) -> Tensor:
+def logits(model: ShardedModel, count: int) -> Tensor:
     """Collective: the sharded model's logits of the evaluation split's first `count` samples, the same everywhere."""
-    source = open_source(SourceContext(job.config, "eval", job.runtime.device))
-    training = job.dmp.training
-    job.dmp.eval()
+    source = open_source(SourceContext(model.config, "eval", model.runtime.device))
+    training = model.dmp.training
+    model.dmp.eval()
     with torch.no_grad():
-        _, (_, found, _, _) = job.dmp(source.read(0, count))
-    job.dmp.train(training)
+        _, (_, found, _, _) = model.dmp(source.read(0, count))
+    model.dmp.train(training)
     return found.detach().clone()
 
 

@@ -1,4 +1,4 @@
-"""The interactions: the fused product is the plain one, and no order of features changes what comes out."""
+"""The interactions: the fused product equals the plain one, and the order of features changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, d
 def run(
     module: Interaction, order: tuple[str, ...], dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Output, and gradients of the dense vector and of each feature, where the features arrive in `order`."""
+    """Return the output and the gradients of the dense vector and of each feature, for features in `order`."""
     dense, sparse = inputs(dtype=dtype)
     dense.requires_grad_()
     values = torch.cat([sparse[f] for f in order], dim=1).requires_grad_()
@@ -39,13 +39,13 @@ def run(
     return out.detach(), dense_grad, dict(zip(order, values_grad.split(DIM, dim=1), strict=True))
 
 
-def make(kind: str) -> Interaction:
+def build(kind: str) -> Interaction:
     torch.manual_seed(1)
     return DotInteraction(FEATURES) if kind == "dot" else CrossInteraction(FEATURES, DIM, num_layers=2, low_rank=3)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_fused_dot_equals_the_plain_one(order: tuple[str, ...]) -> None:
+def test_the_fused_dot_product_equals_the_plain_one(order: tuple[str, ...]) -> None:
     fused, plain = run(DotInteraction(FEATURES), order), run(DotInteraction(FEATURES, fused=False), order)
     torch.testing.assert_close(fused[0], plain[0], rtol=0, atol=1e-6, msg="the output differs")
     torch.testing.assert_close(fused[1], plain[1], rtol=0, atol=2e-6, msg="the dense gradient differs")
@@ -55,7 +55,7 @@ def test_the_fused_dot_equals_the_plain_one(order: tuple[str, ...]) -> None:
         )
 
 
-def test_the_dot_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
+def test_the_dot_interaction_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
     dense, sparse = inputs()
     vectors = [dense, *(sparse[f] for f in FEATURES)]
     pairs = [(left * right).sum(1, keepdim=True) for left, right in itertools.combinations(vectors, 2)]
@@ -63,7 +63,7 @@ def test_the_dot_is_the_dense_vector_and_all_pairs_in_canonical_order() -> None:
     torch.testing.assert_close(out, torch.cat([dense, *pairs], dim=1), rtol=0, atol=1e-5)
 
 
-def test_the_fused_gradient_is_the_numerical_one() -> None:
+def test_the_fused_gradient_equals_the_numerical_one() -> None:
     dense = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     sparse = torch.randn(3, 3 * 5, dtype=torch.float64, requires_grad=True)
     chosen, pair = DotInteraction(("a", "b", "c"))._pair_indices((2, 0, 1), torch.device("cpu"))
@@ -72,10 +72,10 @@ def test_the_fused_gradient_is_the_numerical_one() -> None:
 
 @pytest.mark.parametrize("kind", ["dot", "dcn"])
 @pytest.mark.parametrize("order", ORDERS[1:])
-def test_the_order_in_which_features_arrive_changes_nothing(kind: str, order: tuple[str, ...]) -> None:
-    canonical, permuted = run(make(kind), ORDERS[0]), run(make(kind), order)
+def test_the_order_of_the_features_changes_nothing(kind: str, order: tuple[str, ...]) -> None:
+    canonical, permuted = run(build(kind), ORDERS[0]), run(build(kind), order)
     torch.testing.assert_close(
-        permuted[0], canonical[0], rtol=0, atol=1e-6, msg="the layers behind would mean other columns"
+        permuted[0], canonical[0], rtol=0, atol=1e-6, msg="the next layer would read other columns"
     )
     torch.testing.assert_close(permuted[1], canonical[1], rtol=0, atol=2e-6, msg="the dense gradient differs")
     for feature in FEATURES:
@@ -85,23 +85,23 @@ def test_the_order_in_which_features_arrive_changes_nothing(kind: str, order: tu
 
 
 @pytest.mark.parametrize("kind", ["dot", "dcn"])
-def test_one_module_follows_a_plan_that_changes(kind: str) -> None:
-    module = make(kind)
+def test_a_module_follows_a_changed_plan(kind: str) -> None:
+    module = build(kind)
     first = run(module, ORDERS[0])[0]
     for order in (*ORDERS[1:], ORDERS[0]):
         torch.testing.assert_close(
-            run(module, order)[0], first, rtol=0, atol=1e-6, msg="it used the order of a plan before"
+            run(module, order)[0], first, rtol=0, atol=1e-6, msg="it used the order of an earlier plan"
         )
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("dot", DIM + 10), ("dcn", 5 * DIM)])
 def test_output_dim_is_the_number_of_columns(kind: str, columns: int) -> None:
-    module = make(kind)
+    module = build(kind)
     assert module.output_dim(DIM) == columns
     assert run(module, ORDERS[0])[0].shape == (BATCH, columns)
 
 
-def test_a_low_precision_dense_vector_decides_the_arithmetic() -> None:
+def test_the_precision_of_the_dense_vector_determines_that_of_the_products() -> None:
     dense, sparse = inputs()
     pooled = KeyedTensor(list(FEATURES), [DIM] * 4, torch.cat([sparse[f] for f in FEATURES], dim=1))
     assert DotInteraction(FEATURES)(dense.bfloat16(), pooled).dtype == torch.bfloat16, (
@@ -109,7 +109,7 @@ def test_a_low_precision_dense_vector_decides_the_arithmetic() -> None:
     )
 
 
-def test_the_option_chooses_between_fused_and_plain() -> None:
+def test_the_option_selects_the_fused_or_the_plain_product() -> None:
     losses = {}
     for fused in (True, False):
         config = tiny({"train.fused_interaction": fused})

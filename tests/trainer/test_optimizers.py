@@ -1,4 +1,4 @@
-"""The optimizers do the published maths, in the kernels and beside them, and one schedule moves both learning rates."""
+"""The optimizers compute the published updates, fused and dense, and one schedule changes both learning rates."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ RATE, EPS = 0.3, 1e-3
         ({"decay": "constant", "decay_start_step": 5, "end_factor": 0.1}, {4: 1.0, 50: 1.0}),
     ],
 )  # fmt: skip
-def test_the_schedule_has_the_values_of_its_formula(schedule: dict[str, Any], expected: dict[int, float]) -> None:
+def test_the_schedule_follows_its_formula(schedule: dict[str, Any], expected: dict[int, float]) -> None:
     config = ScheduleConfig.model_validate(schedule)
     for step, factor in expected.items():
         assert schedule_factor(config, step, total_steps=100) == pytest.approx(factor, abs=1e-12), f"step {step}"
 
 
-def test_a_decay_that_starts_after_the_end_of_the_run_never_divides_by_zero() -> None:
+def test_a_decay_after_the_end_of_the_run_does_not_divide_by_zero() -> None:
     config = ScheduleConfig(decay="cosine", decay_start_step=100)
     assert [schedule_factor(config, step, total_steps=100) for step in (0, 99)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("plan", ["table_wise", "data_parallel"])
 @pytest.mark.parametrize("dense", ["sgd", "adagrad", "adam", "adamw"])
-def test_a_factor_of_zero_stops_every_weight(plan: str, dense: str) -> None:
+def test_a_factor_of_zero_freezes_every_weight(plan: str, dense: str) -> None:
     with alone(config := tiny(PLANS[plan] | {"optim.dense.optimizer": dense})) as runtime:
-        job = build_sharded_model(config, runtime)
-        before = full_weights(job)
-        steps(job, 1)
-        assert any(not torch.equal(before[k], v) for k, v in full_weights(job).items()), "it did not train at all"
+        model = build_sharded_model(config, runtime)
+        before = full_weights(model)
+        steps(model, 1)
+        assert any(not torch.equal(before[k], v) for k, v in full_weights(model).items()), "it did not train at all"
         config_zero = {"optim.schedule.decay": "polynomial", "optim.schedule.decay_steps": 1}
         frozen = tiny(PLANS[plan] | {"optim.dense.optimizer": dense} | config_zero)
-        job.config = frozen
-        before = full_weights(job)
-        steps(job, 2, after(frozen, 1))
-        moved = [k for k, v in full_weights(job).items() if not torch.equal(before[k], v)]
-        assert not moved, "the schedule does not move the rate of these weights"
+        model.config = frozen
+        before = full_weights(model)
+        steps(model, 2, after(frozen, 1))
+        moved = [k for k, v in full_weights(model).items() if not torch.equal(before[k], v)]
+        assert not moved, "the schedule does not change the rate of these weights"
 
 
-# --- the maths of the tables' optimizers -----------------------------------------------------------------------------
+# --- updates of the tables -------------------------------------------------------------------------------------------
 
 
 def reference_update(optimizer: str, weight: Tensor, gradient: Tensor, state: Tensor) -> None:
-    """In place, as the papers have it; `state` is (rows, columns), or (rows, 1) for row-wise Adagrad."""
+    """Update `weight` and `state` in place as published; `state` is (rows, columns), for row-wise Adagrad (rows, 1)."""
     if optimizer == "sgd":
         weight -= RATE * gradient
         return
@@ -83,7 +83,9 @@ def reference_update(optimizer: str, weight: Tensor, gradient: Tensor, state: Te
 @pytest.mark.parametrize("plan", ["table_wise", "data_parallel"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_a_job_trains_like_the_plain_model_by_the_textbook(plan: str, optimizer: str, pooling: str) -> None:
+def test_the_sharded_model_trains_like_a_plain_model_with_textbook_updates(
+    plan: str, optimizer: str, pooling: str
+) -> None:
     changes = {
         "optim.sparse.optimizer": optimizer,
         "optim.sparse.learning_rate": RATE,
@@ -95,12 +97,12 @@ def test_a_job_trains_like_the_plain_model_by_the_textbook(plan: str, optimizer:
     }
     config = tiny(PLANS[plan] | changes)
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
+        model = build_sharded_model(config, runtime)
         plain = Dlrm(config, "fp32", torch.device("cpu"))
         names = dict(plain.named_parameters())
-        plain.load_state_dict({k.removeprefix("model."): v for k, v in unwrapped(full_weights(job)).items()})
-        losses = steps(job, 5)
-        trained = unwrapped(full_weights(job))
+        plain.load_state_dict({k.removeprefix("model."): v for k, v in unwrapped(full_weights(model)).items()})
+        losses = steps(model, 5)
+        trained = unwrapped(full_weights(model))
     source = open_source(SourceContext(config, "train", torch.device("cpu")))
     width = 1 if optimizer == "rowwise_adagrad" else DIM
     states = {t: torch.zeros(r, width) for t, r in zip(TABLES, ROWS, strict=True)}
@@ -120,21 +122,21 @@ def test_a_job_trains_like_the_plain_model_by_the_textbook(plan: str, optimizer:
 
 
 def unwrapped(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what DistributedDataParallel puts in front."""
+    """Return the weights under names without the prefixes of DistributedDataParallel."""
     return {name.replace("module.", "").removeprefix("_dmp_wrapped_"): value for name, value in weights.items()}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_clipping_bounds_the_norm_of_the_dense_gradient_and_leaves_the_tables_alone(optimizer: str) -> None:
+def test_clipping_limits_the_norm_of_the_dense_gradient_only(optimizer: str) -> None:
     base = {"optim.dense.optimizer": optimizer, "optim.dense.learning_rate": 1.0, "optim.sparse.optimizer": "sgd"}
     norms, moved = {}, {}
     for clip in (None, 1e-3):
         config = tiny(base | {"optim.dense.clip_norm": clip})
         with alone(config) as runtime:
-            job = build_sharded_model(config, runtime)
-            before = full_weights(job)
-            steps(job, 1)
-            after_ = full_weights(job)
+            model = build_sharded_model(config, runtime)
+            before = full_weights(model)
+            steps(model, 1)
+            after_ = full_weights(model)
         dense = [k for k in before if ".embedding_bags." not in k]
         norms[clip] = float(torch.sqrt(sum(((after_[k] - before[k]).square().sum() for k in dense), torch.zeros(()))))
         moved[clip] = tables({k: after_[k] - before[k] for k in before})
@@ -147,10 +149,10 @@ def test_clipping_bounds_the_norm_of_the_dense_gradient_and_leaves_the_tables_al
         assert torch.equal(moved[None][table], moved[1e-3][table]), "the tables' gradient must not be clipped"
 
 
-# --- what a device lacks ---------------------------------------------------------------------------------------------
+# --- unsupported optimizers ------------------------------------------------------------------------------------------
 
 
-def test_adam_for_the_tables_is_refused_on_cpu() -> None:
+def test_sparse_adam_is_an_error_on_cpu() -> None:
     config = tiny({"optim.sparse.optimizer": "adam"})
     with (
         pytest.raises(

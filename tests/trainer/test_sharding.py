@@ -1,4 +1,4 @@
-"""No sharding plan and no number of processes changes what is trained: the same first weights, losses and updates."""
+"""The sharding plan and the number of processes change neither the initial weights nor losses nor updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.sharding.sharded_model import build_sharded_model
 
 CLOSE = 3e-6  # sums over another order of samples and shards
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-# Under column-wise sharding row-wise Adagrad takes the mean of squares over its own columns alone.
+# Under column-wise sharding, row-wise Adagrad averages the squares over the columns of each shard only.
 SAME_MATHS = [
     (plan, kind)
     for plan in PLANS
@@ -26,7 +26,7 @@ SAME_MATHS = [
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of workers/sharding.py on two processes."""
+    """Return the results of workers/sharding.py on two processes."""
     return run_workers("sharding", 2, tmp_path_factory.mktemp("sharding"))
 
 
@@ -35,18 +35,18 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 
 
 def single(changes: dict[str, Any]) -> dict[str, Any]:
-    """The same as a worker's record, in this process."""
+    """Return the same as a record of workers/sharding.py, from this process."""
     config = tiny(changes)
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        start = full_weights(job)
-        losses = steps(job, 6)
-        return {"plan": describe_plan(job.plan, config), "start": start, "losses": losses, "end": full_weights(job)}
+        model = build_sharded_model(config, runtime)
+        start = full_weights(model)
+        losses = steps(model, 6)
+        return {"plan": describe_plan(model.plan, config), "start": start, "losses": losses, "end": full_weights(model)}
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, dict[str, Any]]:
-    """By optimizer, table-wise in this one process: what all others must equal."""
+    """Return table-wise results of this process by optimizer, which all others must equal."""
     return {kind: single(PLANS["table_wise"] | {"optim.sparse.optimizer": kind}) for kind in OPTIMIZERS}
 
 
@@ -72,7 +72,7 @@ def test_initial_weights_are_the_same_to_the_last_bit(
             assert torch.equal(weight, dense(expected)[name]), f"{name} starts with other weights under {plan}"
 
 
-def test_initial_weights_lie_in_the_published_bound_and_differ_between_tables(
+def test_initial_weights_keep_the_published_bound_and_differ_between_tables(
     reference: dict[str, dict[str, Any]],
 ) -> None:
     found = tables(reference["sgd"]["start"])
@@ -86,7 +86,7 @@ def test_initial_weights_lie_in_the_published_bound_and_differ_between_tables(
 
 
 @pytest.mark.parametrize(("plan", "kind"), SAME_MATHS)
-def test_two_processes_train_what_one_does_under_every_plan(
+def test_two_processes_train_the_same_as_one_under_every_plan(
     plan: str, kind: str, sharded: Path, reference: dict[str, dict[str, Any]]
 ) -> None:
     found, expected = result(sharded, f"{plan}-{kind}"), reference[kind]
@@ -115,7 +115,7 @@ def test_row_wise_adagrad_on_split_columns_still_trains(
 
 
 @pytest.mark.parametrize("plan", ["row_wise", "mixed"])
-def test_the_mean_of_several_ids_is_taken_alike(plan: str, sharded: Path) -> None:
+def test_the_mean_of_several_ids_is_the_same_under_every_plan(plan: str, sharded: Path) -> None:
     several = {"data.ids_per_feature": 3, "model.pooling": "mean", "optim.sparse.optimizer": "adagrad"}
     expected = single(PLANS["table_wise"] | several)["losses"]
     assert result(sharded, f"{plan}-several")["losses"] == pytest.approx(expected, abs=CLOSE), "two processes"
@@ -128,17 +128,17 @@ def test_the_cross_network_reads_the_features_in_order_under_a_mixed_plan(sharde
 
 
 @pytest.mark.parametrize(("forward", "backward"), [("fp16", "fp16"), ("int8", "fp16"), ("fp32", "fp16")])
-def test_a_lower_precision_on_the_wire_trains_nearly_the_same(forward: str, backward: str, sharded: Path) -> None:
+def test_a_lower_all_to_all_precision_trains_nearly_the_same(forward: str, backward: str, sharded: Path) -> None:
     found = result(sharded, f"wire-{forward}-{backward}")["losses"]
     full = result(sharded, "table_wise-rowwise_adagrad")["losses"]
     assert found != full, "the option does not reach the all-to-all"
-    if forward != "fp16":  # whose rounding of so small weights may vanish in the first loss
-        assert (found[0] == full[0]) == (forward == "fp32"), "the first loss is changed by the forward precision alone"
+    if forward != "fp16":  # rounding of such small weights may not show in the first loss
+        assert (found[0] == full[0]) == (forward == "fp32"), "only the forward precision changes the first loss"
     assert found == pytest.approx(full, abs=2e-2)
 
 
 @pytest.mark.parametrize("option", ["sharding.forward_precision", "sharding.backward_precision"])
-def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
+def test_a_bf16_all_to_all_is_an_error_on_cpu(option: str) -> None:
     config = tiny({option: "bf16"})
     with (
         pytest.raises(UserError, match=rf"{option} is not supported by gloo.*got bf16; allowed: fp32, fp16, int8"),
@@ -151,7 +151,7 @@ def test_bf16_on_the_wire_is_refused_between_cpus(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["forward_precision", "backward_precision"])
-def test_int8_on_the_wire_leaves_row_wise_tables_out(option: str) -> None:
+def test_an_int8_all_to_all_excludes_row_wise_tables(option: str) -> None:
     only = tiny({f"sharding.{option}": "int8", "sharding.tables": {"t_cat_1": ["row_wise"]}})
     with pytest.raises(UserError, match=rf"does not support sharding\.{option}: got int8"):
         constraints(only)
@@ -160,17 +160,17 @@ def test_int8_on_the_wire_leaves_row_wise_tables_out(option: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise", "data_parallel"])
-def test_tables_go_where_the_type_allows(plan: str, sharded: Path) -> None:
+def test_tables_have_the_allowed_sharding_type(plan: str, sharded: Path) -> None:
     assert [t.sharding for t in result(sharded, f"{plan}-sgd")["plan"]] == [plan] * 3
 
 
-def test_each_table_goes_where_its_own_list_says(sharded: Path) -> None:
+def test_each_table_has_a_sharding_type_of_its_own_list(sharded: Path) -> None:
     described = result(sharded, "mixed-sgd")["plan"]
     assert [t.table for t in described] == list(TABLES), "in canonical order"
     assert [t.sharding for t in described] == ["row_wise", "column_wise", "data_parallel"]
 
 
-def test_the_bytes_of_the_plan_add_up_to_the_tables(sharded: Path) -> None:
+def test_the_bytes_of_the_plan_sum_to_the_size_of_the_tables(sharded: Path) -> None:
     for plan in PLANS:
         for described, rows in zip(result(sharded, f"{plan}-sgd")["plan"], ROWS, strict=True):
             size, held = rows * DIM * 4, described.bytes_per_rank
@@ -191,7 +191,7 @@ def test_table_wise_tables_are_spread_over_the_processes(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [4, 8])
-def test_column_wise_shards_have_the_smallest_width_allowed(columns: int) -> None:
+def test_column_wise_shards_have_the_minimum_width(columns: int) -> None:
     wide = {"model.embedding_dim": 16, "model.dense_arch": [16]}
     config = tiny(wide | {"sharding.types": ["column_wise"], "sharding.min_columns": columns})
     with alone(config) as runtime:
@@ -201,7 +201,7 @@ def test_column_wise_shards_have_the_smallest_width_allowed(columns: int) -> Non
     assert min(widths) == columns
 
 
-def test_column_wise_alone_is_refused_where_the_table_is_too_narrow() -> None:
+def test_column_wise_only_is_an_error_for_narrow_tables() -> None:
     config = tiny({"sharding.types": ["column_wise"]})
     with (
         pytest.raises(UserError, match=r"embedding_dim 8, .*at least 128.*--sharding\.min-columns"),
@@ -210,7 +210,7 @@ def test_column_wise_alone_is_refused_where_the_table_is_too_narrow() -> None:
         build_sharded_model(config, runtime)
 
 
-def test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help() -> None:
+def test_the_error_for_too_little_memory_names_options_that_help() -> None:
     config = tiny({"sharding.hbm_cap_gib": 1e-6})
     with pytest.raises(UserError) as caught, alone(config) as runtime:
         build_sharded_model(config, runtime)
@@ -219,7 +219,7 @@ def test_a_plan_that_cannot_fit_is_told_with_the_options_that_would_help() -> No
     assert "\n" not in str(caught.value)
 
 
-def test_the_reserved_share_of_the_memory_counts() -> None:
+def test_the_plan_respects_the_reserved_share_of_memory() -> None:
     rows = {"model.num_embeddings": 100_000, "sharding.hbm_cap_gib": 0.03}
     with alone(config := tiny(rows | {"sharding.reserve_fraction": 0.0})) as runtime:
         build_sharded_model(config, runtime)
@@ -228,13 +228,13 @@ def test_the_reserved_share_of_the_memory_counts() -> None:
         build_sharded_model(config, runtime)
 
 
-def test_kernels_that_fit_no_allowed_type_are_told() -> None:
+def test_kernels_without_an_allowed_sharding_type_are_an_error() -> None:
     config = tiny({"sharding.types": ["data_parallel"], "sharding.kernels": ["fused"]})
     with pytest.raises(UserError, match=r"sharding\.kernels fused; allowed on CPU"), alone(config) as runtime:
         build_sharded_model(config, runtime)
 
 
-def test_a_batch_that_does_not_divide_is_told_before_anything_is_built() -> None:
+def test_a_batch_that_does_not_divide_is_an_error_before_the_model_is_built() -> None:
     config = tiny({"train.batch_size": 33})
     with alone(config) as runtime:
         runtime.world_size = 2

@@ -1,4 +1,4 @@
-"""Embeddings that travel through shared memory are those that gloo carries, to the last bit."""
+"""The shared-memory all-to-all trains the same as gloo, to the last bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.sharding.sharded_model import build_sharded_model
 
 @pytest.fixture(scope="module", params=[2, 3])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of workers/exchange.py; three processes divide gradients by a number that is no power of two."""
+    """Return the results of its worker; three processes divide gradients by a number that is not a power of two."""
     return run_workers("shared_memory_all_to_all", request.param, tmp_path_factory.mktemp("all-to-all"))
 
 
@@ -27,7 +27,7 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 def test_shared_memory_trains_the_same_to_the_last_bit(plan: str, trained: Path) -> None:
     by_gloo, shared, auto = (result(trained, f"{plan}-{kind}") for kind in ("collective", "shared_memory", "auto"))
     assert (by_gloo["fast"]["exchange"], shared["fast"]["exchange"]) == ("collective", "shared_memory")
-    assert auto["fast"]["exchange"] == "shared_memory", "auto takes it where it is there"
+    assert auto["fast"]["exchange"] == "shared_memory", "auto must use shared memory if it is available"
     for found in (shared, auto):
         assert found["losses"] == by_gloo["losses"]
         assert torch.equal(found["logits"], by_gloo["logits"]), "an evaluation differs"
@@ -35,21 +35,21 @@ def test_shared_memory_trains_the_same_to_the_last_bit(plan: str, trained: Path)
     assert len(set(by_gloo["losses"])) == 10, "nothing was trained"
 
 
-def test_fewer_bits_on_the_wire_need_the_collective_and_say_so(trained: Path) -> None:
-    told = (trained / "quantised-auto.txt").read_text(encoding="utf-8")
-    assert told == "collective: sharding.forward_precision and backward_precision are fp16 and fp32, not fp32"
-    refused = (trained / "quantised-shared_memory.txt").read_text(encoding="utf-8")
-    assert refused.startswith("sharding.exchange is shared_memory, but sharding.forward_precision")
-    assert refused.endswith("allowed: auto, collective")
+def test_a_lower_precision_uses_the_collective_and_reports_why(trained: Path) -> None:
+    reason = (trained / "quantised-auto.txt").read_text(encoding="utf-8")
+    assert reason == "collective: sharding.forward_precision and backward_precision are fp16 and fp32, not fp32"
+    error = (trained / "quantised-shared_memory.txt").read_text(encoding="utf-8")
+    assert error.startswith("sharding.exchange is shared_memory, but sharding.forward_precision")
+    assert error.endswith("allowed: auto, collective")
 
 
-def test_one_process_has_nobody_to_share_with() -> None:
+def test_one_process_cannot_use_shared_memory() -> None:
     config = tiny()
     with alone(config) as runtime:
         assert build_sharded_model(config, runtime).resolved["exchange"] == "none"
-    asked = tiny({"sharding.exchange": "shared_memory"})
+    config = tiny({"sharding.exchange": "shared_memory"})
     with (
         pytest.raises(UserError, match=r"sharding\.exchange is shared_memory, but there is one process; allowed"),
-        alone(asked) as runtime,
+        alone(config) as runtime,
     ):
-        build_sharded_model(asked, runtime)
+        build_sharded_model(config, runtime)

@@ -37,12 +37,12 @@ def complete(folder: Path) -> list[int]:
 def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        steps(job, 5)
-        expected = full_weights(job)
-        saver = Saver(checkpointer(job), config.checkpoint, lambda *_, **__: None)
+        model = build_sharded_model(config, runtime)
+        steps(model, 5)
+        expected = full_weights(model)
+        saver = Saver(checkpointer(model), config.checkpoint, lambda *_, **__: None)
         saver.start(after(config, 5))
-        steps(job, 5, after(config, 5))  # changes the weights while the save is under way or before it began to write
+        steps(model, 5, after(config, 5))  # changes the weights while the save is under way or before it began to write
         saver.wait()
         other = build_sharded_model(config, runtime)
         assert checkpointer(other).restore(5) == after(config, 5)

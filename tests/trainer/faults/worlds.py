@@ -37,18 +37,18 @@ def main(argv: list[str]) -> int:
 
 def save(folder: Path, runtime: Runtime) -> None:
     for name, plan in PLANS.items():
-        job = job_of(folder / f"{runtime.world_size}-{name}", plan, runtime)
-        steps(job, DONE.step)
-        checkpointer(job).save(DONE)
+        model = job_of(folder / f"{runtime.world_size}-{name}", plan, runtime)
+        steps(model, DONE.step)
+        checkpointer(model).save(DONE)
 
 
 def load(folder: Path, runtime: Runtime) -> None:
     for world, plan, to_plan in trips(runtime.world_size):
         given = folder / f"{world}-{plan}"
-        job = job_of(given, PLANS[to_plan], runtime)
-        found = checkpointer(job).restore(DONE.step)
+        model = job_of(given, PLANS[to_plan], runtime)
+        found = checkpointer(model).restore(DONE.step)
         again = f"{given}-to-{runtime.world_size}-{to_plan}"
-        Checkpointer(job, open_store(again, "a")).save(found)
+        Checkpointer(model, open_store(again, "a")).save(found)
 
 
 def job_of(folder: Path, plan: dict[str, Any], runtime: Runtime) -> ShardedModel:

@@ -1,4 +1,4 @@
-"""Run by torch.distributed.run: resumes runs in several processes. Writes <results>/<name>.pt on rank 0.
+"""A worker of torch.distributed.run that resumes runs. Rank 0 writes <results>/<name>.pt.
 
 Arguments: the folder of results, `all` or `resume`, the folder of a checkpoint that another number of processes wrote,
 and for `all` the folder for new checkpoints.
@@ -18,7 +18,7 @@ from trainer.checkpoint import Progress
 from trainer.runtime.process_group import Runtime, init_runtime
 from trainer.sharding.sharded_model import ShardedModel, build_sharded_model
 
-# Every dense and every sparse optimizer once, and every plan.
+# Covers every dense and every sparse optimizer, and every plan.
 EXACT: dict[str, dict[str, Any]] = {
     "table_wise-sgd-momentum": PLANS["table_wise"]
     | {"optim.sparse.optimizer": "sgd", "optim.dense.optimizer": "sgd", "optim.dense.momentum": 0.9},
@@ -31,28 +31,28 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
-def new_job(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> ShardedModel:
-    """A job of the run `run` with its checkpoints under `uri`."""
+def new_model(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> ShardedModel:
+    """Return a new model of the run `run` with its checkpoints under `uri`."""
     return build_sharded_model(tiny(SCHEDULE | changes | {"train.run": run, "checkpoint.uri": str(uri)}), runtime)
 
 
-def restored(job: ShardedModel) -> Progress:
-    """Resume the newest checkpoint of the job's run."""
-    store = checkpointer(job)
+def restore(model: ShardedModel) -> Progress:
+    """Restore the newest checkpoint of the model's run."""
+    store = checkpointer(model)
     newest = store.newest()
     assert newest is not None, "there is no checkpoint"
     return store.restore(newest)
 
 
 def exact(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> dict[str, Any]:
-    """Ten steps, and five, a save, a new job and five more."""
-    whole = new_job(changes, run, uri, runtime)
+    """Train ten steps at once, and five before and five after a save and a restore."""
+    whole = new_model(changes, run, uri, runtime)
     losses = steps(whole, 10)
-    first = new_job(changes, run, uri, runtime)
+    first = new_model(changes, run, uri, runtime)
     begun = steps(first, 5)
     checkpointer(first).save(Progress(5, 5 * first.config.train.batch_size))
-    second = new_job(changes, run, uri, runtime)
-    continued = steps(second, 5, restored(second))
+    second = new_model(changes, run, uri, runtime)
+    continued = steps(second, 5, restore(second))
     return {
         "losses": losses,
         "resumed": begun + continued,
@@ -62,16 +62,16 @@ def exact(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> dic
 
 
 def resumed(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> dict[str, Any]:
-    """What a checkpoint holds under this plan and this number of processes, and the next losses."""
-    job = new_job(changes, run, uri, runtime)
-    progress = restored(job)
-    weights = full_weights(job)
-    return {"progress": progress, "weights": weights, "next": steps(job, 3, progress)}
+    """Return the weights of a checkpoint under this plan and number of processes, and the next losses."""
+    model = new_model(changes, run, uri, runtime)
+    progress = restore(model)
+    weights = full_weights(model)
+    return {"progress": progress, "weights": weights, "next": steps(model, 3, progress)}
 
 
 def round_trip(run: str, uri: Path, runtime: Runtime) -> dict[str, Any]:
-    """Save under one plan, resume and save under the next, through all of them and back to the first."""
-    first = new_job(PLANS["table_wise"], run, uri, runtime)
+    """Save under one plan, then restore and save under each plan in turn, the first one last."""
+    first = new_model(PLANS["table_wise"], run, uri, runtime)
     steps(first, 5)
     weights = full_weights(first)
     progress = Progress(5, 5 * first.config.train.batch_size)
@@ -79,16 +79,16 @@ def round_trip(run: str, uri: Path, runtime: Runtime) -> dict[str, Any]:
     expected = steps(first, 3, progress)
     found = {}
     for plan in ("row_wise", "column_wise", "data_parallel", "mixed", "table_wise"):
-        job = new_job(PLANS[plan], run, uri, runtime)
-        restored(job)
-        found[plan] = {"weights": full_weights(job)}
-        checkpointer(job).save(progress)
-        found[plan]["next"] = steps(job, 3, progress)
+        model = new_model(PLANS[plan], run, uri, runtime)
+        restore(model)
+        found[plan] = {"weights": full_weights(model)}
+        checkpointer(model).save(progress)
+        found[plan]["next"] = steps(model, 3, progress)
     return {"weights": weights, "next": expected, "found": found}
 
 
 def main() -> None:
-    """All scenarios, one after another in one job."""
+    """Run all scenarios, one after another, in one job."""
     results, mode, given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     with init_runtime(tiny().train, dict(os.environ)) as runtime:
 
@@ -103,13 +103,13 @@ def main() -> None:
             for name, changes in EXACT.items():
                 keep(f"exact-{name}", exact(changes, name.replace("_", "-"), made, runtime))
             keep("round-trip", round_trip("round-trip", made, runtime))
-            made_here = new_job(PLANS["mixed"], "given", made, runtime)
-            steps(made_here, 5)
-            progress = Progress(5, 5 * made_here.config.train.batch_size)
-            checkpointer(made_here).save(progress)
-            made_logits = logits(made_here, 64)
-            weights = full_weights(made_here)
-            keep("made", {"weights": weights, "logits": made_logits, "next": steps(made_here, 3, progress)})
+            mixed = new_model(PLANS["mixed"], "given", made, runtime)
+            steps(mixed, 5)
+            progress = Progress(5, 5 * mixed.config.train.batch_size)
+            checkpointer(mixed).save(progress)
+            mixed_logits = logits(mixed, 64)
+            weights = full_weights(mixed)
+            keep("made", {"weights": weights, "logits": mixed_logits, "next": steps(mixed, 3, progress)})
 
 
 if __name__ == "__main__":

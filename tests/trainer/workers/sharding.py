@@ -1,4 +1,4 @@
-"""Run by torch.distributed.run: every plan's tables, losses and weights. Writes <results>/<name>.pt on rank 0."""
+"""A worker of torch.distributed.run: tables, losses and weights of every plan, as <results>/<name>.pt of rank 0."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from trainer.sharding.planner import describe_plan
 from trainer.sharding.sharded_model import build_sharded_model
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-WIRES = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward
+PRECISIONS = {"fp16": "fp16", "int8": "fp16", "fp32": "fp16"}  # forward -> backward
 
 
 def record(name: str, changes: dict[str, Any], runtime: Runtime, results: Path) -> None:
-    """Build a job, train six steps, keep what it was and became."""
+    """Build a model, train six steps, and save its plan, losses, and weights before and after."""
     config = tiny(changes)
-    job = build_sharded_model(config, runtime)
-    plan = describe_plan(job.plan, config)
-    start = full_weights(job)
-    losses = steps(job, 6)
-    end = full_weights(job)
+    model = build_sharded_model(config, runtime)
+    plan = describe_plan(model.plan, config)
+    start = full_weights(model)
+    losses = steps(model, 6)
+    end = full_weights(model)
     if runtime.is_main:
         torch.save({"plan": plan, "start": start, "losses": losses, "end": end}, results / f"{name}.pt")
 
 
 def main() -> None:
-    """All scenarios, one after another in one job."""
+    """Run all scenarios, one after another, in one job."""
     results = Path(sys.argv[1])
     with init_runtime(tiny().train, dict(os.environ)) as runtime:
         for plan, changes in PLANS.items():
             for optimizer in OPTIMIZERS:
                 record(f"{plan}-{optimizer}", changes | {"optim.sparse.optimizer": optimizer}, runtime, results)
-        for forward, backward in WIRES.items():
+        for forward, backward in PRECISIONS.items():
             wire = {"sharding.forward_precision": forward, "sharding.backward_precision": backward}
             record(f"wire-{forward}-{backward}", PLANS["table_wise"] | wire, runtime, results)
         several_ids = {"data.ids_per_feature": 3, "model.pooling": "mean"}
