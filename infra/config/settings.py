@@ -27,7 +27,12 @@ Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$", e
 
 
 class Section(BaseModel):
-    """A group of keys that is immutable and rejects unknown keys."""
+    """A group of keys that is immutable and rejects unknown keys.
+
+    `renamed` maps former keys of the section to the full path of the key to use instead.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

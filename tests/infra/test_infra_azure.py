@@ -844,3 +844,16 @@ def test_a_missing_location_names_the_providers_key() -> None:
     }
     with pytest.raises(SettingsError, match="pulumi config set azure-native:location eastus"):
         parse(config, PROJECT, "test", SECTIONS)
+
+
+def test_the_former_key_of_the_version_is_refused_with_the_command_for_the_new_one() -> None:
+    problem = _problems({"kubernetes": {"version": "1.34"}})["kubernetes.version"]
+    assert problem.message == "renamed to cluster.kubernetes_version"
+    assert problem.fix.startswith("pulumi config set --path cluster.kubernetes_version 1.34; ")
+    assert problem.fix.endswith("pulumi config rm --path kubernetes.version")
+
+
+@pytest.mark.parametrize("version", ["1.34", 1.34])
+def test_the_kubernetes_version_has_the_same_key_as_on_aws(stack: Stack, version: object) -> None:
+    assert _settings({"cluster": {"kubernetes_version": version}}).cluster.kubernetes_version == "1.34"
+    assert stack("azure").one(AKS).inputs["kubernetesVersion"] == "1.35"

@@ -35,7 +35,7 @@ IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}
         ("gcp", "pytorchjob", {"vertex.tensorboard": False}, "vertex.tensorboard", "pulumi config rm"),
         ("azure", "azureml", {"storage.tier": "Ultra"}, "storage.tier", "pulumi config rm --path storage.tier"),
         ("azure", "azureml", {"gpu.zone": 1}, "gpu.zone", "pulumi config rm --path gpu.zone"),
-        ("azure", "azureml", {"kubernetes.version": "1.34"}, "kubernetes.version", "pulumi config rm"),
+        ("azure", "azureml", {"cluster.kubernetes_version": "1.34"}, "cluster.kubernetes_version", "pulumi config rm"),
         ("azure", "azureml", {"job.egress": ["10.0.0.0/8:1"]}, "job.egress", "pulumi config rm"),
         ("azure", "pytorchjob", {"azureml.idle_minutes": 9}, "azureml.idle_minutes", "pulumi config rm"),
     ],

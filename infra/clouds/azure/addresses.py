@@ -1,0 +1,134 @@
+"""The address ranges of a stack on Azure: the VNet, its subnets, pods and services, and which ranges Azure rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from ipaddress import IPv4Network
+
+from pydantic import Field
+
+from infra.config import checks
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting
+from infra.config.settings import Cidr, NetworkSettings
+
+#: Ranges that AKS reserves; nodes, pods and services must not use them (AKS, network concepts).
+_RESERVED = ("169.254.0.0/16", "172.30.0.0/16", "172.31.0.0/16", "192.0.2.0/24")
+#: Addresses that never arrive from the internet.
+_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+
+
+class Network(NetworkSettings):
+    """The VNet and its three subnets, the overlay's ranges, and the ranges with access.
+
+    Subnets default to parts of `cidr`: half for nodes, an eighth each for NetApp and private endpoints. Without
+    `authorized_cidrs` the API server, the registry and the storage account have only private addresses, and `pulumi up`
+    must run inside the VNet; AKS cannot make a private cluster public later. `proximity_placement` puts the GPU nodes
+    into one data centre. By default it does so for sizes without InfiniBand, whose nodes use TCP: an InfiniBand network
+    is in one data centre anyway, and a reservation does not support the placement group.
+    """
+
+    nodes_cidr: Cidr | None = Field(None, examples=["10.0.0.0/17"])
+    netapp_cidr: Cidr | None = Field(None, examples=["10.0.128.0/19"])
+    endpoints_cidr: Cidr | None = Field(None, examples=["10.0.160.0/19"])
+    pods_cidr: Cidr = "10.244.0.0/16"
+    services_cidr: Cidr = "10.245.0.0/16"
+    proximity_placement: bool | None = None
+
+    @property
+    def subnets(self) -> dict[str, str]:
+        """Return each subnet's range by its key, given or derived from `cidr`."""
+        outer = IPv4Network(self.cidr)
+        first_half, eighths = next(outer.subnets()), list(outer.subnets(prefixlen_diff=3))
+        return {
+            "network.nodes_cidr": self.nodes_cidr or str(first_half),
+            "network.netapp_cidr": self.netapp_cidr or str(eighths[4]),
+            "network.endpoints_cidr": self.endpoints_cidr or str(eighths[5]),
+        }
+
+    def problems(self, num_nodes: int) -> Iterable[Problem]:
+        """Yield ranges that Azure or AKS rejects, for a cluster of at most `num_nodes`."""
+        # An eighth must have room for NetApp's /28, half for the nodes and the five addresses that Azure reserves.
+        num_addresses = 128 if self.nodes_cidr else max(128, 2 * (num_nodes + 5))
+        purpose = f"{num_nodes} nodes, NetApp and private endpoints"
+        too_small = checks.holds("network.cidr", self.cidr, num_addresses, purpose, 0)
+        yield from too_small
+        if not too_small:
+            yield from _subnet_problems(self, num_nodes)
+        yield from _range_problems(self, num_nodes)
+        yield from _private_ranges(self.authorized_cidrs)
+
+
+def _subnet_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
+    """Yield problems of the configured subnets; the suggested range is free and inside the VNet."""
+    ranges = network.subnets
+    needs = {
+        "network.nodes_cidr": (num_nodes, "the nodes"),
+        "network.netapp_cidr": (8, "NetApp, which needs at least a /28"),
+        "network.endpoints_cidr": (8, "the private endpoints"),
+    }
+    given = {key: cidr for key, cidr in ranges.items() if getattr(network, key.removeprefix("network."))}
+    for key, cidr in given.items():
+        others = {name: other for name, other in ranges.items() if name != key}
+        problems = [*checks.inside(key, cidr, "network.cidr", network.cidr), *checks.holds(key, cidr, *needs[key])]
+        problems += _overlaps(key, cidr, others)
+        if problems:
+            prefix = min(IPv4Network(cidr).prefixlen, _prefix(needs[key][0] + 5))
+            ranges[key], problem = _move(problems[0], prefix, network.cidr, others.values())
+            yield problem
+
+
+def _range_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
+    """Yield problems among the ranges of the VNet, the pods and the services."""
+    pods, services = "network.pods_cidr", "network.services_cidr"
+    ranges = {"network.cidr": network.cidr, pods: network.pods_cidr, services: network.services_cidr}
+    purpose = f"a /24 for each of {num_nodes} nodes"
+    size_problems = {pods: checks.holds(pods, network.pods_cidr, 256 * num_nodes, purpose, 0)}
+    for number, (key, cidr) in enumerate(list(ranges.items())):
+        earlier = dict(list(ranges.items())[:number])
+        problems = [*_reserved(key, cidr), *_overlaps(key, cidr, earlier), *size_problems.get(key, ())]
+        if problems:
+            prefix = min(IPv4Network(cidr).prefixlen, _prefix(256 * num_nodes) if key == pods else 32)
+            others = [other for name, other in ranges.items() if name != key]
+            ranges[key], problem = _move(problems[0], prefix, "10.0.0.0/8", others)
+            yield problem
+
+
+def _prefix(num_addresses: int) -> int:
+    """Return the longest prefix with at least `num_addresses`."""
+    return 32 - (num_addresses - 1).bit_length()
+
+
+def _overlaps(key: str, cidr: str, others: Mapping[str, str]) -> list[Problem]:
+    """Return a problem of `key` for each range that it overlaps."""
+    return [problem for name, other in others.items() for problem in checks.disjoint({name: other, key: cidr})]
+
+
+def _move(problem: Problem, prefix: int, outer: str, taken: Iterable[str]) -> tuple[str, Problem]:
+    """Return the first free range of this size within `outer`, and the problem with it as its fix.
+
+    Ranges are moved one after the other, each avoiding the previous fixes, which would overlap otherwise.
+    """
+    used = [IPv4Network(cidr) for cidr in taken]
+    within = IPv4Network(outer)
+    candidates = within.subnets(new_prefix=prefix) if prefix >= within.prefixlen else iter(())
+    free = next((one for one in candidates if not any(one.overlaps(network) for network in used)), None)
+    if free is None:
+        return str(problem.value), replace(problem, fix=fix_by_removing(problem.key))
+    return str(free), replace(problem, fix=fix_by_setting(problem.key, free))
+
+
+def _reserved(key: str, cidr: str) -> list[Problem]:
+    """Return a problem for each reserved range of AKS that is used; the caller adds the fix."""
+    used = [reserved for reserved in _RESERVED if IPv4Network(reserved).overlaps(IPv4Network(cidr))]
+    return [Problem(key, f"overlaps {reserved}, which AKS reserves", "another range", "", cidr) for reserved in used]
+
+
+def _private_ranges(authorized: Sequence[str]) -> Iterable[Problem]:
+    """Yield private ranges, which never reach a public address and which the storage account rejects."""
+    for index, cidr in enumerate(authorized):
+        if any(IPv4Network(cidr).subnet_of(IPv4Network(private)) for private in _PRIVATE):
+            key = f"network.authorized_cidrs[{index}]"
+            message = "a private range, which never arrives from the internet"
+            allowed = "a public range; peer private networks with the VNet"
+            yield Problem(key, message, allowed, fix_by_removing(key), cidr)
