@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_telemetry() -> None:
-    """torch and TorchRec log every call with its arguments for collectors that we do not have: screens of text."""
+    """Disable loggers of torch and TorchRec that record every call with its arguments for collectors not in use."""
     for name in list(logging.root.manager.loggerDict):
         if "NullHandler" in name:
             logging.getLogger(name).disabled = True
@@ -19,7 +19,7 @@ def no_telemetry() -> None:
 
 @pytest.fixture(scope="session")
 def from_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run saved by one process under a column-wise plan, with what it held."""
+    """Save a run from one process under a column-wise plan, and return its folder, weights and losses."""
     from small_jobs import PLANS, config_of, trained
 
     folder = tmp_path_factory.mktemp("one")
@@ -28,9 +28,9 @@ def from_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory, from_one: tuple[Path, dict[str, Any]]) -> tuple[Path, Path]:
-    """Results of workers/checkpoint.py on two processes, and the folder of the checkpoints that they wrote."""
+    """Return the results of workers/checkpoint.py on two processes, and the folder of their checkpoints."""
     from small_jobs import run_workers
 
     folder = tmp_path_factory.mktemp("pair")
-    made = folder / "made"
-    return run_workers("checkpoint", 2, folder, "all", str(from_one[0]), str(made)), made
+    saved = folder / "saved"
+    return run_workers("checkpoint", 2, folder, "all", str(from_one[0]), str(saved)), saved

@@ -1,4 +1,4 @@
-"""Jobs small enough to run by the dozen, in this process or in several, and what tests ask of them."""
+"""Jobs of a fraction of a second, in this process or in several, and helpers to inspect them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def tiny_tree(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Three tables of about 60 rows x 8, in fp32 on one CPU thread; `changes` maps dotted options to values."""
+    """Return options for three tables of about 60 x 8 on one CPU thread; `changes` maps dotted options to values."""
     tree: dict[str, Any] = {
         "data": {"num_dense": 4, "num_sparse": 3, "eval_samples": 256, "train_samples": 1024},
         "model": {"num_embeddings": list(ROWS), "embedding_dim": DIM, "dense_arch": [16, DIM], "over_arch": [16, 1]},
@@ -66,20 +66,20 @@ def tiny_tree(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def tiny(changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """See tiny_tree."""
+    """Return the configuration of `tiny_tree`."""
     return validate(tiny_tree(changes))
 
 
 @contextmanager
 def alone(config: TrainConfig) -> Iterator[Runtime]:
-    """A job of one process, this one."""
+    """Run a job of one process, in this process."""
     with torch_as_it_was(), init_runtime(config.train, {}) as runtime:
         yield runtime
 
 
 @contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """Ends a process group that an error left, and takes torch's switches back."""
+    """Restore torch's global switches, and end a process group that an error left."""
     threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         yield
@@ -92,7 +92,7 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def steps(model: ShardedModel, count: int, start: Progress | None = None, total: int = 100) -> list[float]:
-    """Train `count` steps from `start` on; the loss of each over the whole job, exact to the last bit."""
+    """Train `count` steps from `start` and return the exact loss of each over the whole job."""
     config, runtime, start = model.config, model.runtime, start or Progress()
     source = open_source(SourceContext(config, "train", runtime.device))
     batches = train_batches(source, config, start.position, count, runtime.rank, runtime.world_size, runtime.device)
@@ -110,7 +110,7 @@ def steps(model: ShardedModel, count: int, start: Progress | None = None, total:
 
 
 def after(config: TrainConfig, count: int) -> Progress:
-    """How far a run is after `count` steps."""
+    """Return the progress of a run after `count` steps."""
     return Progress(count, count * config.train.batch_size)
 
 
@@ -118,12 +118,12 @@ SCHEDULE = {"optim.schedule.decay": "cosine", "optim.schedule.warmup_steps": 3}
 
 
 def config_of(folder: Path | str, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """The run `given` with its checkpoints under `folder` and a schedule that moves in every step."""
+    """Return the run `given` with checkpoints under `folder` and a learning rate that changes in every step."""
     return tiny(SCHEDULE | {"checkpoint.uri": str(folder), "train.run": "given"} | dict(changes or {}))
 
 
 def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
-    """Train in this process, save, and keep the weights and the next losses."""
+    """Train and save in this process, and return the weights and the next losses."""
     with alone(config) as runtime:
         model = build_sharded_model(config, runtime)
         losses = steps(model, count)
@@ -133,14 +133,14 @@ def trained(config: TrainConfig, count: int = 5) -> dict[str, Any]:
 
 
 def first_steps(changes: Mapping[str, Any] | None = None, count: int = 4) -> list[float]:
-    """The losses of a new job in this process."""
+    """Return the losses of a new job in this process."""
     config = tiny(changes)
     with alone(config) as runtime:
         return steps(build_sharded_model(config, runtime), count, total=count)
 
 
 def full_weights(model: ShardedModel) -> dict[str, Tensor]:
-    """Collective: every weight on every process, tables put together by TorchRec's own metadata of their shards."""
+    """Return all weights on every process, tables assembled by TorchRec's shard metadata. Collective."""
     found: dict[str, Tensor] = {}
     for name, value in model.dmp.state_dict().items():
         if isinstance(value, ShardedTensor):
@@ -157,22 +157,22 @@ def full_weights(model: ShardedModel) -> dict[str, Tensor]:
 
 
 def tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of `full_weights`, the tables by name."""
+    """Return the tables of `full_weights` by name."""
     return {name.rsplit(".", 2)[-2]: value for name, value in weights.items() if ".embedding_bags." in name}
 
 
 def checkpointer(model: ShardedModel) -> Checkpointer:
-    """The checkpointer of a job's run."""
+    """Return the checkpointer of a model's run."""
     return Checkpointer(model, open_store(model.config.checkpoint.uri, model.config.train.run, model.config.checkpoint))
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    """Names whose tensors differ in any bit, or that only one side has."""
+    """Return the names of tensors that differ in any bit or that only one side has."""
     return sorted(k for k in {*left, *right} if k not in left or k not in right or not torch.equal(left[k], right[k]))
 
 
 def logits(model: ShardedModel, count: int) -> Tensor:
-    """Collective: the sharded model's logits of the evaluation split's first `count` samples, the same everywhere."""
+    """Return the logits of the evaluation split's first `count` samples, the same on every process. Collective."""
     source = open_source(SourceContext(model.config, "eval", model.runtime.device))
     training = model.dmp.training
     model.dmp.eval()
@@ -183,7 +183,7 @@ def logits(model: ShardedModel, count: int) -> Tensor:
 
 
 def main_here(folder: Path, command: str, *options: str, changes: Mapping[str, Any] | None = None) -> int:
-    """`python -m trainer COMMAND` in this process: the run `a` with its checkpoints under `folder`; the exit code."""
+    """Run `python -m trainer COMMAND` for the run `a` under `folder` in this process, and return the exit code."""
     file = folder / "config.json"
     tree = tiny_tree({"checkpoint.uri": str(folder), "train.run": "a"} | dict(changes or {}))
     file.write_text(json.dumps(tree), encoding="utf-8")
@@ -195,7 +195,7 @@ def main_here(folder: Path, command: str, *options: str, changes: Mapping[str, A
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without what a job or pytest left in it."""
+    """Return this process's environment without variables of a job or of pytest."""
     outer = ("TRAINER_", "TORCHELASTIC_", "PET_")
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(outer) and k not in names}
@@ -206,7 +206,7 @@ def environment(**more: str) -> dict[str, str]:
 def bounded(
     command: list[str], seconds: int = 240, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own; one that hangs is ended with all its processes and fails the test."""
+    """Run a command in a new session; if it hangs, end all its processes and fail the test."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -228,12 +228,12 @@ def bounded(
 def trainer(
     *arguments: str, seconds: int = 240, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer ARGUMENTS`."""
+    """Run `python -m trainer ARGUMENTS`."""
     return bounded([sys.executable, "-m", "trainer", *arguments], seconds, env)
 
 
 def run_workers(name: str, processes: int, folder: Path, *arguments: str) -> Path:
-    """Run tests/trainer/workers/<name>.py in a job; the folder of its results. A failure shows every worker's log."""
+    """Run tests/trainer/workers/<name>.py in a job and return its results folder; a failure shows every log."""
     logs, results = folder / "logs", folder / "results"
     results.mkdir(parents=True)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]

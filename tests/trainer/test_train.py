@@ -1,4 +1,4 @@
-"""A run from its start to its result: what it trains, reports, evaluates, and how it ends."""
+"""A run from start to result: training, reports, evaluation and outcomes."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Here:
         self.out, self.err, self.code = "", "", 0
 
     def __call__(self, *options: str, command: str = "train", **changes: Any) -> list[dict[str, Any]]:
-        """`here("--train.steps=3", train__seed=2)`: the events of that run, which ends well."""
-        self.fails(*options, command=command, **changes)
+        """Return the events of a run that succeeds, like `here("--train.steps=3", train__seed=2)`."""
+        self.run(*options, command=command, **changes)
         assert self.code == 0, self.err
         return events_of(self.out)
 
-    def fails(self, *options: str, command: str = "train", **changes: Any) -> str:
-        """The same for a run that may end badly: its standard error."""
+    def run(self, *options: str, command: str = "train", **changes: Any) -> str:
+        """Return the standard error of a run that may fail."""
         self._capsys.readouterr()
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
         self.code = main_here(self.folder, command, *options, changes=dotted)
@@ -78,7 +78,7 @@ def here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Here:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """`python -m trainer launch --nproc 2 train`, with every sink that leaves something to look at."""
+    """Run `python -m trainer launch --nproc 2 train` with the sinks that write files."""
     folder = tmp_path_factory.mktemp("two")
     changes = SCHEDULE | {
         "checkpoint.uri": str(folder),
@@ -101,11 +101,11 @@ Two = tuple[Path, subprocess.CompletedProcess[str]]
 def test_without_a_terminal_every_line_is_one_json_event(two: Two) -> None:
     events = events_of(two[1].stdout)
     middle = ["train", "eval", "train", "checkpoint", "train", "eval", "train", "checkpoint", "eval"]
-    assert [e["event"] for e in events] == ["start", "plan", *middle, "result"], "each event once, from rank 0 alone"
-    assert two[1].stderr == "", "libraries chatter"
+    assert [e["event"] for e in events] == ["start", "plan", *middle, "result"], "each event once, from rank 0 only"
+    assert two[1].stderr == "", "a library printed something"
 
 
-def test_the_result_says_all_that_a_person_asks(two: Two) -> None:
+def test_the_result_has_all_fields(two: Two) -> None:
     result = events_of(two[1].stdout)[-1]
     assert result.keys() - {"event", "time"} == RESULT
     assert (result["state"], result["step"], result["position"], result["world_size"]) == ("complete", 8, 8 * 48, 2)
@@ -115,7 +115,7 @@ def test_the_result_says_all_that_a_person_asks(two: Two) -> None:
     assert Path(result["checkpoint"], "COMPLETE.json").exists()
 
 
-def test_the_start_and_the_plan_are_told_once(two: Two) -> None:
+def test_the_start_and_the_plan_are_reported_first(two: Two) -> None:
     start, plan = events_of(two[1].stdout)[:2]
     assert (start["processes"], start["total_steps"], start["precision"], start["source"]) == (
         2,
@@ -127,13 +127,13 @@ def test_the_start_and_the_plan_are_told_once(two: Two) -> None:
     assert [table["table"] for table in plan["tables"]] == list(TABLES)
 
 
-def test_a_run_on_two_processes_trains_the_losses_of_the_plain_loop(two: Two) -> None:
+def test_a_run_on_two_processes_has_the_losses_of_a_plain_loop(two: Two) -> None:
     expected = first_steps(SCHEDULE, 8)
     for event, first in zip(named(events_of(two[1].stdout), "train"), (0, 2, 4, 6), strict=True):
         assert event["loss"] == pytest.approx(sum(expected[first : first + 2]) / 2, abs=CLOSE), f"step {event['step']}"
 
 
-def test_train_events_carry_quality_speed_and_the_rate(two: Two) -> None:
+def test_train_events_have_quality_speed_and_learning_rate(two: Two) -> None:
     found = named(events_of(two[1].stdout), "train")
     for event in found:
         assert event.keys() - {"event", "time"} == TRAIN
@@ -142,9 +142,9 @@ def test_train_events_carry_quality_speed_and_the_rate(two: Two) -> None:
     assert [e["learning_rate_factor"] for e in found] == pytest.approx([2 / 3, *cosine]), "the factor of the last step"
 
 
-def test_metrics_jsonl_holds_what_the_console_said(two: Two) -> None:
-    kept, said = events_of((two[0] / "a" / "metrics.jsonl").read_text(encoding="utf-8")), events_of(two[1].stdout)
-    assert [event | {"time": 0} for event in kept] == [event | {"time": 0} for event in said]
+def test_metrics_jsonl_holds_the_events_of_the_console(two: Two) -> None:
+    file, console = events_of((two[0] / "a" / "metrics.jsonl").read_text(encoding="utf-8")), events_of(two[1].stdout)
+    assert [event | {"time": 0} for event in file] == [event | {"time": 0} for event in console]
 
 
 def test_tensorboard_reads_the_scalars(two: Two) -> None:
@@ -156,7 +156,7 @@ def test_tensorboard_reads_the_scalars(two: Two) -> None:
     assert losses == pytest.approx({e["step"]: e["loss"] for e in named(events_of(two[1].stdout), "train")}, abs=1e-6)
 
 
-def test_evaluate_gives_the_numbers_of_the_runs_end(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_repeats_the_final_quality_of_the_run(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     assert main_here(two[0], "evaluate", changes={"train.steps": 8}) == 0
     (found,) = events_of(capsys.readouterr().out)
     expected = events_of(two[1].stdout)[-1]
@@ -165,7 +165,9 @@ def test_evaluate_gives_the_numbers_of_the_runs_end(two: Two, capsys: pytest.Cap
         assert found[name] == pytest.approx(expected[name], abs=1e-6), f"{name} on one process, trained on two"
 
 
-def test_a_finished_run_started_again_says_so_and_changes_nothing(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_started_again_reports_so_and_changes_nothing(
+    two: Two, capsys: pytest.CaptureFixture[str]
+) -> None:
     changes = SCHEDULE | {"train.steps": 8, "checkpoint.every_steps": 4}
     before = sorted((p, p.stat().st_mtime_ns) for p in (two[0] / "a" / "checkpoints").rglob("*"))
     assert main_here(two[0], "train", changes=changes) == 0
@@ -188,7 +190,7 @@ def test_ctrl_c_ends_all_processes_with_130_and_one_line(tmp_path: Path) -> None
         assert process.stdout is not None
         for line in process.stdout:
             if '"train"' in line:
-                os.killpg(process.pid, signal.SIGINT)  # what a terminal sends
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
                 break
         _, err = process.communicate()
     finally:
@@ -200,15 +202,15 @@ def test_ctrl_c_ends_all_processes_with_130_and_one_line(tmp_path: Path) -> None
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def test_evaluations_come_when_they_are_due(here: Here) -> None:
+def test_evaluations_run_every_eval_every_steps(here: Here) -> None:
     events = here("--train.steps=7", "--train.eval-every=3")
     assert [e["step"] for e in named(events, "eval")] == [3, 6, 7], "every three steps and at the end"
     events = here("--train.steps=6", "--train.eval-every=3", train__run="b")
-    assert [e["step"] for e in named(events, "eval")] == [3, 6], "the last one is the end's"
+    assert [e["step"] for e in named(events, "eval")] == [3, 6], "the last step is evaluated once"
 
 
 @pytest.mark.parametrize("pipeline", ["sparse_dist", "base", "none"])
-def test_evaluations_do_not_disturb_the_training(pipeline: str, here: Here) -> None:
+def test_evaluations_do_not_change_training(pipeline: str, here: Here) -> None:
     with_many = here("--train.steps=8", "--train.eval-every=2", f"--train.pipeline={pipeline}", metrics__log_every=1)
     without = here("--train.steps=8", f"--train.pipeline={pipeline}", metrics__log_every=1, train__run="b")
     losses = [[e["loss"] for e in named(events, "train")] for events in (with_many, without)]
@@ -217,16 +219,16 @@ def test_evaluations_do_not_disturb_the_training(pipeline: str, here: Here) -> N
     assert with_many[-1]["loss"] == without[-1]["loss"]
 
 
-def test_the_training_does_not_disturb_the_evaluation(here: Here) -> None:
+def test_training_does_not_change_which_samples_are_evaluated(here: Here) -> None:
     events = here(
         "--train.steps=6", "--train.eval-every=3", optim__sparse__learning_rate=1e-30, optim__dense__learning_rate=1e-30
     )
     first, last = named(events, "eval")
-    assert first["loss"] == last["loss"], "with weights that stand still every evaluation sees the same samples"
+    assert first["loss"] == last["loss"], "with constant weights every evaluation sees the same samples"
 
 
 @pytest.mark.parametrize("size", [7, 100, 256, 1000])
-def test_the_size_of_evaluation_batches_does_not_change_the_numbers(size: int, here: Here) -> None:
+def test_the_evaluation_batch_size_does_not_change_the_quality(size: int, here: Here) -> None:
     expected = here(train__run="b")[-1]
     found = here(train__eval_batch_size=size)[-1]
     assert found["samples"] == 256
@@ -234,7 +236,7 @@ def test_the_size_of_evaluation_batches_does_not_change_the_numbers(size: int, h
         assert found[name] == pytest.approx(expected[name], abs=1e-6), f"{name}: a sample was left out or counted twice"
 
 
-def test_an_evaluation_of_fewer_samples_than_a_batch_counts_each_once(here: Here) -> None:
+def test_an_evaluation_smaller_than_a_batch_counts_each_sample_once(here: Here) -> None:
     found, expected = (
         here(data__eval_samples=20)[-1],
         here(data__eval_samples=20, train__eval_batch_size=5, train__run="b")[-1],
@@ -244,17 +246,17 @@ def test_an_evaluation_of_fewer_samples_than_a_batch_counts_each_once(here: Here
 
 
 def test_evaluate_needs_a_checkpoint(here: Here) -> None:
-    assert "run a has no complete checkpoint" in here.fails(command="evaluate")
+    assert "run a has no complete checkpoint" in here.run(command="evaluate")
     assert here.code == 2
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
-def test_planted_data_is_learned_and_no_model_beats_the_best_possible(here: Here) -> None:
+def test_synthetic_data_is_learned_up_to_the_best_possible_auc(here: Here) -> None:
     result = here("--train.steps=60", **{k.replace(".", "__"): v for k, v in LEARNS.items()})[-1]
     assert result["auc"] > 0.8, "it hardly learns"
-    assert result["auc"] < result["best_auc"] + 0.01, "better than the truth: labels leak"
+    assert result["auc"] < result["best_auc"] + 0.01, "better than possible: labels leak"
     assert result["ne"] < 0.8
     assert result["calibration"] == pytest.approx(1, abs=0.1)
 
@@ -282,7 +284,7 @@ def test_a_run_stops_at_its_target_auc(here: Here) -> None:
     assert named(again, "train") == []
 
 
-def test_a_run_that_never_reaches_its_target_ends_as_it_would(here: Here) -> None:
+def test_a_run_that_misses_its_target_completes_all_steps(here: Here) -> None:
     result = here("--train.eval-every=2", "--train.target-auc=0.99")[-1]
     assert (result["state"], result["step"]) == ("complete", 4)
 
@@ -290,26 +292,28 @@ def test_a_run_that_never_reaches_its_target_ends_as_it_would(here: Here) -> Non
 # --- length ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_steps_lasts_its_epochs(here: Here) -> None:
+def test_a_run_without_steps_trains_its_epochs(here: Here) -> None:
     for epochs, expected in ((0.5, 5), (1, 10), (2, 20)):
         result = here(train__steps=None, train__epochs=epochs, data__train_samples=480, train__run=f"e{expected}")[-1]
         assert result["step"] == expected, f"{epochs} epochs of 480 samples in batches of 48"
-    assert here(train__steps=3, train__epochs=2, data__train_samples=480)[-1]["step"] == 3, "steps beat epochs"
+    assert here(train__steps=3, train__epochs=2, data__train_samples=480)[-1]["step"] == 3, (
+        "steps take precedence over epochs"
+    )
 
 
-def test_a_run_goes_on_when_it_gets_more_epochs(here: Here) -> None:
+def test_a_complete_run_continues_with_more_epochs(here: Here) -> None:
     here(train__steps=None, data__train_samples=480)
     events = here(train__steps=None, train__epochs=1.5, data__train_samples=480)
     assert (named(events, "resume")[0]["step"], events[-1]["step"]) == (10, 15)
 
 
-def test_a_batch_larger_than_the_run_is_told(here: Here) -> None:
-    message = here.fails(train__steps=None, data__train_samples=20)
+def test_a_batch_larger_than_the_run_is_an_error(here: Here) -> None:
+    message = here.run(train__steps=None, data__train_samples=20)
     assert "train.batch_size is larger than the run: got 48; allowed: at most 20" in message
     assert here.code == 2
 
 
-def test_two_runs_do_not_meet(here: Here) -> None:
+def test_two_runs_are_independent(here: Here) -> None:
     here("--train.steps=2")
     events = here("--train.steps=2", train__run="b")
     assert named(events, "resume") == [], "run b resumed run a"
@@ -319,18 +323,18 @@ def test_two_runs_do_not_meet(here: Here) -> None:
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_reports_come_every_log_every_steps(here: Here) -> None:
+def test_reports_come_every_log_every_steps_and_at_the_end(here: Here) -> None:
     assert [e["step"] for e in named(here("--train.steps=8", metrics__log_every=3), "train")] == [3, 6, 8], (
         "and at the end"
     )
 
 
-def test_training_metrics_can_be_left_out(here: Here) -> None:
+def test_training_metrics_can_be_disabled(here: Here) -> None:
     (event, *_) = named(here("--metrics.train-metrics=false"), "train")
     assert event.keys() - {"event", "time"} == TRAIN - {"ne", "auc", "calibration"}
 
 
-def test_the_training_metrics_look_at_the_window(here: Here) -> None:
+def test_training_metrics_cover_the_window(here: Here) -> None:
     aucs = [
         [
             e["auc"]
@@ -339,38 +343,38 @@ def test_the_training_metrics_look_at_the_window(here: Here) -> None:
         for window in (100, 100_000)
     ]
     assert aucs[0][0] == aucs[1][0], "at first both windows hold all samples"
-    assert aucs[0][-1] != aucs[1][-1], "metrics.window_samples does not reach the metrics"
+    assert aucs[0][-1] != aucs[1][-1], "metrics.window_samples has no effect"
 
 
-def test_logs_go_where_metrics_dir_says(here: Here) -> None:
+def test_metrics_dir_selects_the_folder_of_the_logs(here: Here) -> None:
     here()
-    assert (here.folder / "a" / "metrics.jsonl").exists(), "beside the checkpoints where nothing is said"
+    assert (here.folder / "a" / "metrics.jsonl").exists(), "next to the checkpoints by default"
     here(metrics__dir=str(here.folder / "logs"), train__run="b")
     assert (here.folder / "logs" / "b" / "metrics.jsonl").exists()
     assert not (here.folder / "b" / "metrics.jsonl").exists()
 
 
-def test_logs_can_be_left_out(here: Here) -> None:
+def test_logs_can_be_disabled(here: Here) -> None:
     here("--metrics.jsonl=false", "--metrics.tensorboard=false")
     assert [p.name for p in (here.folder / "a").iterdir()] == ["checkpoints"]
 
 
-def test_a_log_folder_that_cannot_be_made_is_told(here: Here) -> None:
+def test_a_log_folder_that_cannot_be_created_is_an_error(here: Here) -> None:
     (here.folder / "file").write_text("", encoding="utf-8")
-    message = here.fails(metrics__dir=str(here.folder / "file"))
+    message = here.run(metrics__dir=str(here.folder / "file"))
     assert "metrics cannot be opened" in message
     assert "--metrics.dir" in message
     assert here.code == 2
 
 
-def test_progress_none_prints_the_result_alone(here: Here) -> None:
-    here.fails("--metrics.progress=none")
+def test_progress_none_prints_only_the_result(here: Here) -> None:
+    here.run("--metrics.progress=none")
     assert "Run a" in here.out
     assert "AUC" in here.out
     assert '"event"' not in here.out
 
 
-def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null_in_json(tmp_path: Path) -> None:
     sink = JsonLines(tmp_path / "deep" / "m.jsonl")
     sink.event("train", {"auc": math.nan, "loss": math.inf, "step": 1})
     sink.close()
@@ -379,7 +383,7 @@ def test_numbers_that_json_does_not_have_become_null(tmp_path: Path) -> None:
 
 
 def on_a_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a run in this process writes to a terminal of 120 columns."""
+    """Return what a run in this process writes to a terminal of 120 columns."""
     main_end, terminal = pty.openpty()
     shown: list[bytes] = []
 
@@ -418,7 +422,7 @@ def test_a_terminal_shows_a_bar_and_ends_with_a_table(tmp_path: Path, monkeypatc
         "steps",
         "checkpoint",
     ):
-        assert row in text, f"the person is not told: {row}"
+        assert row in text, f"the tables lack: {row}"
 
 
 # --- Prometheus ------------------------------------------------------------------------------------------------------
@@ -437,7 +441,7 @@ def samples(text: str) -> dict[str, float]:
     }
 
 
-def test_prometheus_reads_the_gauges_of_a_run_under_way(here: Here) -> None:
+def test_prometheus_reads_the_gauges_during_a_run(here: Here) -> None:
     odd_sources.SEEN.clear()
     port = free_port()
     options = {"at": 20 * 48, "url": f"http://127.0.0.1:{port}/metrics"}  # the batch of step 20 reads the endpoint
@@ -457,7 +461,7 @@ def test_prometheus_reads_the_gauges_of_a_run_under_way(here: Here) -> None:
     assert found['trainer_learning_rate_factor{run="a"}'] == 1
 
 
-def test_the_endpoint_is_gone_when_the_run_ends(tmp_path: Path) -> None:
+def test_the_endpoint_is_closed_when_the_run_ends(tmp_path: Path) -> None:
     port = free_port()
     config = tiny({"metrics.prometheus_port": port, "metrics.progress": "none", "checkpoint.uri": str(tmp_path)})
     with Reporter.open(config, is_main=True, total_steps=1), socket.create_connection(("127.0.0.1", port), timeout=10):
@@ -466,17 +470,17 @@ def test_the_endpoint_is_gone_when_the_run_ends(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_a_port_that_is_taken_is_told(here: Here) -> None:
+def test_a_port_in_use_is_an_error(here: Here) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        message = here.fails(f"--metrics.prometheus-port={taken.getsockname()[1]}")
+        message = here.run(f"--metrics.prometheus-port={taken.getsockname()[1]}")
     assert "metrics cannot be opened" in message
     assert "--metrics.prometheus-port" in message
     assert here.code == 2
 
 
-def test_processes_other_than_the_first_report_nothing(tmp_path: Path) -> None:
+def test_ranks_other_than_0_report_nothing(tmp_path: Path) -> None:
     config = tiny({"checkpoint.uri": str(tmp_path / "x"), "metrics.prometheus_port": free_port()})
     with Reporter.open(config, is_main=False, total_steps=1) as reporter:
         reporter.event("train", step=1, loss=0.5)
