@@ -1,4 +1,4 @@
-"""Preview, up, refresh and destroy of a stack from Python: the only part that talks to Pulumi's Automation API."""
+"""Preview, up, refresh and destroy of a stack from Python; the only package that uses Pulumi's Automation API."""
 
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import HourlyUsd, StackOutputs

@@ -1,4 +1,4 @@
-"""Whether the credentials in use belong where the stack is."""
+"""Checks that the credentials belong to the account that the stack is in."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from infra import stack
 from infra.automation.errors import OperationError
 
 
-def current(configured: stack.Stack, provider_config: ConfigMap, engine: PulumiCommand) -> str:
-    """The account that the credentials in use reach; CommandError where the cloud refuses them."""
+def find_account(configured: stack.Stack, provider_config: ConfigMap, engine: PulumiCommand) -> str:
+    """Return the account of the current credentials, or raise CommandError if the cloud rejects them."""
     cloud, settings = configured.cloud, configured.settings
     if cloud.asks_for_account:
-        return _asked(configured, provider_config, engine)
+        return _query_provider(configured, provider_config, engine)
     found = cloud.account(settings)
-    assert isinstance(found, str), f"{cloud.name} says it asks nobody"
+    assert isinstance(found, str), f"{cloud.name} declares that it finds the account without the provider"
     return found
 
 
-def differs(stack_name: str, verb: str, before: str, now: str, login: str) -> OperationError:
-    """The refusal to work on one account's stack with another's credentials."""
+def mismatch(stack_name: str, verb: str, stack_account: str, account: str, login: str) -> OperationError:
+    """Return the error for credentials of another account than the stack's."""
     return OperationError(
-        f"stack {stack_name!r} was created in {before}, and the credentials in use reach {now}\n"
-        f"  switch back to {before} ({login}), then: python -m infra {verb} --stack {stack_name}\n"
-        f"  if {before} is now called {now}: pulumi {verb} --stack {stack_name} does not compare them"
+        f"stack {stack_name!r} was created in {stack_account}, and the credentials in use reach {account}\n"
+        f"  switch back to {stack_account} ({login}), then: python -m infra {verb} --stack {stack_name}\n"
+        f"  if {stack_account} was renamed to {account}: pulumi {verb} --stack {stack_name} does not compare them"
     )
 
 
-def _asked(configured: stack.Stack, provider_config: ConfigMap, engine: PulumiCommand) -> str:
-    """Asked through the cloud's provider in a program of one call: the same credentials are found in the same order.
+def _query_provider(configured: stack.Stack, provider_config: ConfigMap, engine: PulumiCommand) -> str:
+    """Query the account through the cloud's provider, which finds the credentials as it does for the stack.
 
-    Its state is thrown away, so that neither the stack nor its lock is touched.
+    The query is a preview of a temporary stack, so that the stack's own state and its lock are not used.
     """
     found: list[str] = []
 
@@ -46,8 +46,8 @@ def _asked(configured: stack.Stack, provider_config: ConfigMap, engine: PulumiCo
         states.mkdir()
         environment = {"PULUMI_BACKEND_URL": states.as_uri(), "PULUMI_CONFIG_PASSPHRASE": "account"}
         options = LocalWorkspaceOptions(work_dir=folder, env_vars=environment, pulumi_command=engine)
-        asking = create_stack("account", project_name=configured.settings.project, program=program, opts=options)
-        asking.set_all_config(provider_config)
-        asking.preview()
-    assert found, "a preview answers every call"
+        temporary = create_stack("account", project_name=configured.settings.project, program=program, opts=options)
+        temporary.set_all_config(provider_config)
+        temporary.preview()
+    assert found, "a preview runs every function call of a provider"
     return found[0]

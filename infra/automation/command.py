@@ -1,4 +1,4 @@
-"""The engine's verbs on the command line: progress to stderr, the result to stdout, questions on a terminal."""
+"""The engine's verbs on the command line: progress on stderr, the result on stdout, questions on a terminal."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from infra.exit_codes import INTERRUPTED, SUCCESS, USER_ERROR
 
 
 def run(arguments: argparse.Namespace, settings: Mapping[str, str]) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command and return its exit status."""
     display = Display()
     try:
         _VERBS[arguments.command](arguments, settings, display)
     except OperationError as error:
-        display.line(f"error: {error}")
+        display.print_line(f"error: {error}")
         return error.exit_code
     except (SettingsError, ValueError) as error:
-        display.line(f"error: {error}")
+        display.print_line(f"error: {error}")
         return USER_ERROR
     except KeyboardInterrupt:
-        display.line("error: cancelled")
+        display.print_line("error: cancelled")
         return INTERRUPTED
     return SUCCESS
 
 
-def _open(arguments: argparse.Namespace, display: Display, settings: Mapping[str, str] | None = None) -> LiveStack:
+def _open_stack(
+    arguments: argparse.Namespace, display: Display, settings: Mapping[str, str] | None = None
+) -> LiveStack:
     pack, rules = getattr(arguments, "policy_pack", None), getattr(arguments, "policy_config", None)
     if rules and not pack:
-        raise OperationError(f"--policy-config {rules} configures no pack; add --policy-pack")
+        raise OperationError(f"--policy-config without a policy pack: got {rules}. Fix: add --policy-pack")
     for path in filter(None, (pack, rules)):
         if not path.exists():
             raise OperationError(f"{path} does not exist")
@@ -52,28 +54,29 @@ def _open(arguments: argparse.Namespace, display: Display, settings: Mapping[str
 
 
 def _preview(arguments: argparse.Namespace, settings: Mapping[str, str], display: Display) -> None:
-    _changes(_open(arguments, display, settings).preview(), arguments)
+    _print_changes(_open_stack(arguments, display, settings).preview(), arguments)
 
 
 def _up(arguments: argparse.Namespace, settings: Mapping[str, str], display: Display) -> None:
-    stack = _open(arguments, display, settings)
-    _show(stack.up(None if arguments.yes else _approve(arguments.stack)), arguments, secrets=False)
+    stack = _open_stack(arguments, display, settings)
+    approve = None if arguments.yes else _ask_for_approval(arguments.stack)
+    _print_outputs(stack.up(approve), arguments, secrets=False)
 
 
 def _refresh(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
-    _changes(_open(arguments, display).refresh(), arguments)
+    _print_changes(_open_stack(arguments, display).refresh(), arguments)
 
 
 def _destroy(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
     if not arguments.yes:
-        name = _question(f"This takes all resources of stack {arguments.stack} away. Its name, to go on: ")
+        name = _ask(f"This deletes all resources of stack {arguments.stack}. Type its name to continue: ")
         if name != arguments.stack:
             raise CancelledError(f"{name!r} is not {arguments.stack!r}; nothing was changed")
-    _changes(_open(arguments, display).destroy(), arguments)
+    _print_changes(_open_stack(arguments, display).destroy(), arguments)
 
 
 def _outputs(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
-    _show(_open(arguments, display).outputs(), arguments, secrets=arguments.show_secrets)
+    _print_outputs(_open_stack(arguments, display).outputs(), arguments, secrets=arguments.show_secrets)
 
 
 _VERBS: dict[str, Callable[[argparse.Namespace, Mapping[str, str], Display], None]] = {
@@ -85,34 +88,31 @@ _VERBS: dict[str, Callable[[argparse.Namespace, Mapping[str, str], Display], Non
 }
 
 
-def _approve(stack: str) -> Approve:
-    """Asks about a preview; a preview without changes needs no answer."""
+def _ask_for_approval(stack: str) -> Approve:
+    """Return a function that asks whether to apply a preview; a preview without changes needs no answer."""
+    _require_terminal()
+    return lambda changes: not changes or _ask(f"Do this to stack {stack}? [y/N] ").lower() in {"y", "yes"}
 
-    def ask(changes: Changes) -> bool:
-        if not changes:
-            return True
-        return _question(f"Do this to stack {stack}? [y/N] ").lower() in {"y", "yes"}
 
+def _require_terminal() -> None:
     if not sys.stdin.isatty():
-        raise OperationError("nobody can be asked here (no terminal); `--yes` goes on without asking")
-    return ask
+        raise OperationError("no terminal to ask for confirmation. Fix: add --yes, which continues without asking")
 
 
-def _question(text: str) -> str:
-    if not sys.stdin.isatty():
-        raise OperationError("nobody can be asked here (no terminal); `--yes` goes on without asking")
-    sys.stderr.write(text)
+def _ask(question: str) -> str:
+    _require_terminal()
+    sys.stderr.write(question)
     sys.stderr.flush()
     return sys.stdin.readline().strip()
 
 
-def _changes(changes: Changes, arguments: argparse.Namespace) -> None:
+def _print_changes(changes: Changes, arguments: argparse.Namespace) -> None:
     if arguments.json:
         sys.stdout.write(json.dumps(dataclasses.asdict(changes), indent=2) + "\n")
 
 
-def _show(outputs: StackOutputs, arguments: argparse.Namespace, *, secrets: bool) -> None:
-    values = outputs.shown(secrets=secrets)
+def _print_outputs(outputs: StackOutputs, arguments: argparse.Namespace, *, secrets: bool) -> None:
+    values = outputs.as_dict(secrets=secrets)
     if arguments.json:
         sys.stdout.write(json.dumps(values, indent=2) + "\n")
         return

@@ -1,4 +1,4 @@
-"""Why an operation failed, in few lines: the resource, the cause, what is left, what to run next."""
+"""Explains a failed operation in a few lines: the resource, the cause, what remains, and what to run next."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pulumi.automation.errors import CommandError, ConcurrentUpdateError
 
 from infra import clouds
 from infra.automation.errors import OperationError
-from infra.automation.progress import Complaint
+from infra.automation.progress import Diagnostic
 from infra.exit_codes import FAILURE
+from infra.text import one_line
 
-_HOLDER = re.compile(r"created by (.+? at \S+)")
-_MOST_CAUSES = 5
-#: What the engine says after the errors that matter, or around them.
+_LOCK_HOLDER = re.compile(r"created by (.+? at \S+)")
+_MAX_CAUSES = 5
+#: Messages of the engine that repeat an error without its cause.
 _NOISE = re.compile(r"^(update|preview|refresh|destroy|resource (creation|update|deletion)) (failed|canceled)$")
 _TRACE = "Traceback (most recent call last):"
 _BULLETS = re.compile(r"^\d+ errors? occurred:\s*\*\s*", re.DOTALL)
@@ -24,149 +25,149 @@ _PROVIDER_SOURCE = re.compile(r"^sdk-v2/provider2?\.go:\d+: sdk\.helper_schema: 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What was tried on which stack, and what it left: `left` says it in words, empty where nothing was begun."""
+    """An operation on a stack; `remaining` describes what the state holds after it, empty where nothing started."""
 
     verb: str
     stack: str
-    left: str = ""
+    remaining: str = ""
 
     @property
-    def again(self) -> str:
-        """The command that tries again."""
+    def retry_command(self) -> str:
+        """Return the command that runs the operation again."""
         return f"python -m infra {self.verb} --stack {self.stack}"
 
 
 def explain(
-    error: CommandError, attempt: Attempt, complaints: Sequence[Complaint], violations: Sequence[Complaint]
+    error: CommandError, attempt: Attempt, errors: Sequence[Diagnostic], violations: Sequence[Diagnostic]
 ) -> OperationError:
-    """The error that a person is shown instead of the engine's output."""
-    said = f"{_stderr(error)}\n" + "\n".join(complaint.message for complaint in complaints)
+    """Return the error that the user sees instead of the engine's output."""
+    text = f"{_stderr(error)}\n" + "\n".join(item.message for item in errors)
     if isinstance(error, ConcurrentUpdateError):
         return OperationError(_locked(_stderr(error), attempt))
     return (
-        _of_backend(said, attempt)
-        or _of_credentials(said, attempt)
-        or _of_policies(violations, attempt)
-        or _of_settings(complaints)
-        or _of_resources(complaints, attempt)
-        or _of_program(complaints, attempt)
-        or OperationError(f"{attempt.verb} of stack {attempt.stack!r} failed: {_one_line(_stderr(error))}", FAILURE)
+        _explain_backend(text, attempt)
+        or _explain_credentials(text, attempt)
+        or _explain_policies(violations, attempt)
+        or _explain_settings(errors)
+        or _explain_resources(errors, attempt)
+        or _explain_program(errors, attempt)
+        or OperationError(f"{attempt.verb} of stack {attempt.stack!r} failed: {_shorten(_stderr(error))}", FAILURE)
     )
 
 
-def unknown(stack: str, known: Iterable[str], files: Iterable[str]) -> OperationError:
-    """A stack that the backend has not."""
-    listed = ", ".join(sorted(known)) or "none"
-    new = f"; python -m infra up --stack {stack} makes it" if stack in files else ""
-    configured = ", ".join(sorted(files)) or "none"
-    return OperationError(f"no stack {stack!r}; stacks here: {listed}; files of settings for: {configured}{new}")
+def unknown_stack(stack: str, stacks: Iterable[str], files: Iterable[str]) -> OperationError:
+    """Return the error for a stack that does not exist in the backend."""
+    known, configured = ", ".join(sorted(stacks)) or "none", ", ".join(sorted(files)) or "none"
+    fix = f". Fix: python -m infra up --stack {stack}, which creates it" if stack in files else ""
+    return OperationError(f"no such stack: got {stack!r}; existing: {known}; with a settings file: {configured}{fix}")
 
 
-def _locked(said: str, attempt: Attempt) -> str:
-    holders = ", ".join(_HOLDER.findall(said)) or "another update"
+def _locked(text: str, attempt: Attempt) -> str:
+    holders = ", ".join(_LOCK_HOLDER.findall(text)) or "another update"
     return (
-        f"stack {attempt.stack!r} is locked by {holders}; wait until it ends, or, if it no longer runs: "
+        f"stack {attempt.stack!r} is locked by {holders}. Fix: wait until it ends, or, if it no longer runs: "
         f"pulumi cancel --stack {attempt.stack}"
     )
 
 
-def _of_backend(said: str, attempt: Attempt) -> OperationError | None:
-    """The secrets or the state cannot be read: nothing was begun."""
+def _explain_backend(text: str, attempt: Attempt) -> OperationError | None:
+    """Explain why the secrets or the state cannot be read; the operation has not started."""
     variable = "PULUMI_CONFIG_PASSPHRASE"
-    if "incorrect passphrase" in said:
+    if "incorrect passphrase" in text:
         return OperationError(
-            f"wrong passphrase for the secrets of stack {attempt.stack!r}: set {variable} or {variable}_FILE"
+            f"wrong passphrase for the secrets of stack {attempt.stack!r}. Fix: set {variable} or {variable}_FILE"
         )
-    if "passphrase must be set" in said:
+    if "passphrase must be set" in text:
         return OperationError(
-            f"no passphrase for the secrets of stack {attempt.stack!r}; run: export {variable}=... (or {variable}_FILE)"
+            f"no passphrase for the secrets of stack {attempt.stack!r}. Fix: export {variable}=... (or {variable}_FILE)"
         )
-    if "PULUMI_ACCESS_TOKEN must be set" in said or "invalid access token" in said:
+    if "PULUMI_ACCESS_TOKEN must be set" in text or "invalid access token" in text:
         return OperationError(
-            "not logged in to where states are kept; run one of: pulumi login, pulumi login s3://<bucket>, "
+            "not logged in to a state backend. Fix: run one of pulumi login, pulumi login s3://<bucket>, "
             "pulumi login --local (README, section on state and secrets)"
         )
     return None
 
 
-def _of_credentials(said: str, attempt: Attempt) -> OperationError | None:
+def _explain_credentials(text: str, attempt: Attempt) -> OperationError | None:
     for name in clouds.available():
         cloud = clouds.load(name)
-        if cloud.refuses(said):
-            cause = next(line for line in said.splitlines() if cloud.refuses(line))
+        if cloud.refuses(text):
+            message = next(line for line in text.splitlines() if cloud.refuses(line))
             return OperationError(
-                f"{name} refuses the credentials ({_one_line(cause, 160)}){_after(attempt.left)}\n"
-                f"  run: {cloud.login}, then: {attempt.again}"
+                f"{name} rejects the credentials ({_shorten(message, 160)}){_describe_remaining(attempt)}\n"
+                f"  run: {cloud.login}, then: {attempt.retry_command}"
             )
     return None
 
 
-def _of_policies(violations: Sequence[Complaint], attempt: Attempt) -> OperationError | None:
+def _explain_policies(violations: Sequence[Diagnostic], attempt: Attempt) -> OperationError | None:
     if not violations:
         return None
-    lines = [f"  {_subject(item)}: {_one_line(item.message, 400)}" for item in dict.fromkeys(violations)]
+    lines = [f"  {_subject(item)}: {_shorten(item.message, 400)}" for item in dict.fromkeys(violations)]
     count = "1 violation" if len(lines) == 1 else f"{len(lines)} violations"
-    end = f"  fix the settings, or configure the rule with --policy-config FILE, then: {attempt.again}"
-    return OperationError("\n".join([f"policies stop {attempt.verb} of stack {attempt.stack!r}: {count}", *lines, end]))
+    fix = f"  fix the settings, or configure the rule with --policy-config FILE, then: {attempt.retry_command}"
+    return OperationError("\n".join([f"policies stop {attempt.verb} of stack {attempt.stack!r}: {count}", *lines, fix]))
 
 
-def _of_settings(complaints: Sequence[Complaint]) -> OperationError | None:
-    """The program's own message about its settings is complete: it names every key and its fix."""
-    found = next((item.message for item in complaints if item.of_program and "to fix\n" in item.message), None)
+def _explain_settings(errors: Sequence[Diagnostic]) -> OperationError | None:
+    """Return the program's own message about its settings, which names every key and its fix."""
+    found = next((item.message for item in errors if item.is_from_program and "to fix\n" in item.message), None)
     return OperationError(found) if found else None
 
 
-def _of_resources(complaints: Sequence[Complaint], attempt: Attempt) -> OperationError | None:
+def _explain_resources(errors: Sequence[Diagnostic], attempt: Attempt) -> OperationError | None:
     causes: dict[str, str] = {}
-    for item in complaints:
-        if not item.of_program and not _NOISE.match(item.message):
-            # Of several messages about one resource the last is the provider's own sentence.
-            causes[_subject(item)] = cause(item.message)
+    for item in errors:
+        if not item.is_from_program and not _NOISE.match(item.message):
+            # Of several messages about one resource the last one is the provider's.
+            causes[_subject(item)] = extract_cause(item.message)
     if not causes:
         return None
-    lines = [f"{subject}: {text}" for subject, text in list(causes.items())[:_MOST_CAUSES]]
-    lines += [f"and {len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
-    lines += [f"left: {attempt.left}"] if attempt.left else []
-    after = f"   (or take it all away: python -m infra destroy --stack {attempt.stack})"
-    lines += [f"fix the cause, then: {attempt.again}{after if attempt.verb == 'up' else ''}"]
+    lines = [f"{subject}: {text}" for subject, text in list(causes.items())[:_MAX_CAUSES]]
+    lines += [f"and {len(causes) - _MAX_CAUSES} more"] if len(causes) > _MAX_CAUSES else []
+    lines += [f"remaining: {attempt.remaining}"] if attempt.remaining else []
+    or_destroy = f"   (or delete everything: python -m infra destroy --stack {attempt.stack})"
+    lines += [f"fix the cause, then: {attempt.retry_command}{or_destroy if attempt.verb == 'up' else ''}"]
     return OperationError("\n  ".join(lines), FAILURE)
 
 
-def _of_program(complaints: Sequence[Complaint], attempt: Attempt) -> OperationError | None:
-    found = [item.message for item in complaints if not _NOISE.match(item.message)]
-    if not found:
+def _explain_program(errors: Sequence[Diagnostic], attempt: Attempt) -> OperationError | None:
+    messages = [item.message for item in errors if not _NOISE.match(item.message)]
+    if not messages:
         return None
-    told = next((text for text in found if "unhandled error" not in text), found[0])
-    whole = f"\n  the whole trace: pulumi preview --stack {attempt.stack}" if _TRACE in told else ""
-    text = f"{attempt.verb} of stack {attempt.stack!r}: {cause(told)}{_after(attempt.left)}{whole}"
+    message = next((text for text in messages if "unhandled error" not in text), messages[0])
+    trace = f"\n  for the whole trace: pulumi preview --stack {attempt.stack}" if _TRACE in message else ""
+    cause = f"{extract_cause(message)}{_describe_remaining(attempt)}"
+    text = f"{attempt.verb} of stack {attempt.stack!r}: {cause}{trace}"
     return OperationError(text, FAILURE)
 
 
-def cause(message: str) -> str:
-    """The one line of a provider's message that says why: no trace, no plumbing around it."""
+def extract_cause(message: str) -> str:
+    """Return the one line of a provider's message that names the cause, without trace and prefixes."""
     text = message.strip()
     if _TRACE in text:
-        # Of chained traces the last one is of the error that was raised at the end.
+        # Of chained traces the last one belongs to the error that was raised last.
         after = [line for line in text.rpartition(_TRACE)[2].splitlines() if line and not line.startswith(" ")]
         text = re.sub(r"^[\w.]*(Exception|Error): ", "", after[0]) if after else "the program failed"
     wrapped = _PROVIDER_SOURCE.match(text)
     text = wrapped.group(1) if wrapped else text
-    return _one_line(_BULLETS.sub("", text))
+    return _shorten(_BULLETS.sub("", text))
 
 
-def _subject(item: Complaint) -> str:
+def _subject(item: Diagnostic) -> str:
     return f"{item.type} {item.name}".strip()
 
 
-def _after(left: str) -> str:
-    return f"; left: {left}" if left else ""
+def _describe_remaining(attempt: Attempt) -> str:
+    return f"; remaining: {attempt.remaining}" if attempt.remaining else ""
 
 
 def _stderr(error: CommandError) -> str:
-    """What the command wrote to its error stream; the SDK keeps it only as text, after a heading."""
+    """Return what the command wrote to stderr; the SDK only has it as text after a heading."""
     return str(error).partition("\n stderr: ")[2]
 
 
-def _one_line(text: str, most: int = 300) -> str:
-    line = " ".join(text.removeprefix("error: ").split())
-    return line if len(line) <= most else line[: most - 3] + "..."
+def _shorten(text: str, max_length: int = 300) -> str:
+    """Return a message on one line, without the prefix of the command line."""
+    return one_line(text.removeprefix("error: "), max_length)

@@ -1,4 +1,4 @@
-"""What stops an operation, told in few lines that end with the command to run next."""
+"""Errors of an operation; each message is a few lines and ends with the command to run next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from infra.exit_codes import INTERRUPTED, USER_ERROR
 
 
 class OperationError(Exception):
-    """An operation that did not happen (`exit_code` 2: fix the input) or did not finish (1: run it again)."""
+    """An operation that did not start (`exit_code` 2: fix the input) or did not finish (1: run it again)."""
 
     def __init__(self, message: str, exit_code: int = USER_ERROR) -> None:
         self.exit_code = exit_code
@@ -14,7 +14,7 @@ class OperationError(Exception):
 
 
 class CancelledError(OperationError):
-    """An operation that a person stopped; what it had done is in the state."""
+    """An operation that the user stopped; the state holds what it had done until then."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What a stack tells about itself once it is up, with types."""
+"""The outputs of a stack that is up, with types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HIDDEN = "[secret]"
 
 @dataclass(frozen=True)
 class HourlyUsd:
-    """USD per hour at `gpu.nodes.desired` and `.max`; spot is None where a spot price is not known."""
+    """USD per hour at `gpu.nodes.desired` and at `gpu.nodes.max`; spot is None where a spot price is not known."""
 
     on_demand: float
     spot: float | None
@@ -24,9 +24,10 @@ class HourlyUsd:
 
 @dataclass(frozen=True)
 class StackOutputs:
-    """Outputs of a stack. `kubeconfig` is a secret and is not printed; `job` says run, namespace, kind and name.
+    """The outputs of a stack.
 
-    A stack whose job runs on a training service has no kubeconfig.
+    `kubeconfig` is a secret and is not printed; it is None where the job runs on a training service. `job` holds the
+    run, its namespace, and the kind and name of its object.
     """
 
     account: str
@@ -39,21 +40,21 @@ class StackOutputs:
     next_steps: tuple[str, ...]
     job: Mapping[str, object]
 
-    def shown(self, *, secrets: bool = False) -> dict[str, object]:
-        """Plain values for printing; the kubeconfig only on request."""
+    def as_dict(self, *, secrets: bool = False) -> dict[str, object]:
+        """Return plain values for printing, with the kubeconfig only if `secrets` is set."""
         values = dataclasses.asdict(self)
         return values if secrets or self.kubeconfig is None else {**values, "kubeconfig": HIDDEN}
 
 
-def typed(stack: str, values: Mapping[str, Any]) -> StackOutputs:
-    """Outputs as the engine keeps them, checked; OperationError says which are missing, as after a failed `up`."""
+def parse_outputs(stack: str, values: Mapping[str, Any]) -> StackOutputs:
+    """Return the engine's outputs with types; raise OperationError if some are missing, as after a failed `up`."""
     names = [item.name for item in dataclasses.fields(StackOutputs)]
-    # An output whose value is nothing, as the registry of a cluster that has none, is not kept.
-    needed = [name for name in names if name not in ("registry", "kubeconfig")]
-    missing = [name for name in needed if name not in values]
+    # The engine does not store an output without a value, such as the registry of a cluster that has none.
+    required = [name for name in names if name not in ("registry", "kubeconfig")]
+    missing = [name for name in required if name not in values]
     if missing:
-        what = "has no outputs" if len(missing) == len(needed) else f"has no output {', '.join(missing)}"
-        raise OperationError(f"stack {stack!r} {what}: it is not up; run: python -m infra up --stack {stack}")
+        what = "has no outputs" if len(missing) == len(required) else f"has no output {', '.join(missing)}"
+        raise OperationError(f"stack {stack!r} {what}: it is not up. Fix: python -m infra up --stack {stack}")
     return StackOutputs(
         account=values["account"],
         cluster_name=values["cluster_name"],
@@ -61,13 +62,13 @@ def typed(stack: str, values: Mapping[str, Any]) -> StackOutputs:
         bucket_uri=values["bucket_uri"],
         checkpoint_uri=values["checkpoint_uri"],
         registry=values.get("registry"),
-        hourly_cost_usd=_hourly(values["hourly_cost_usd"]),
+        hourly_cost_usd=_parse_cost(values["hourly_cost_usd"]),
         next_steps=tuple(values["next_steps"]),
         job=values["job"],
     )
 
 
-def _hourly(values: Mapping[str, Any]) -> HourlyUsd:
+def _parse_cost(values: Mapping[str, Any]) -> HourlyUsd:
     return HourlyUsd(
         on_demand=values["on_demand"],
         spot=values.get("spot"),

@@ -1,4 +1,4 @@
-"""One stack and what can be done with it: preview, up, refresh, destroy, outputs."""
+"""Operations on one stack: preview, up, refresh, destroy, outputs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from infra.automation import account, diagnosis
 from infra.automation.display import Display
 from infra.automation.engine import Engine
 from infra.automation.errors import CancelledError, OperationError
-from infra.automation.outputs import StackOutputs, typed
+from infra.automation.outputs import StackOutputs, parse_outputs
 from infra.automation.progress import Progress
 
 Approve = Callable[["Changes"], bool]
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What an operation did, or will do: how many resources by action (`create`, `created` ...), and the time taken."""
+    """The changes that an operation made or will make: resources by action (`create`, `created` ...), and its time."""
 
     counts: Mapping[str, int]
     num_unchanged: int
     seconds: float
 
     def __bool__(self) -> bool:
+        """Return whether there is any change."""
         return bool(self.counts)
 
 
 class LiveStack:
-    """A stack of this project in the backend that `pulumi login` chose.
+    """A stack of this project in the backend that `pulumi login` selected.
 
-    `settings` are paths to values (`{"gpu.nodes.max": 4}`): a preview only tries them, `up` also keeps them in
+    `settings` map paths to values (`{"gpu.nodes.max": 4}`): a preview only uses them, `up` also writes them to
     `Pulumi.<stack>.yaml`. Every failure is an OperationError whose text ends with what to do next.
     """
 
@@ -63,28 +64,28 @@ class LiveStack:
             self._policies["policy_packs"] = [str(path.resolve()) for path in policy_packs]
         if policy_configs:
             self._policies["policy_pack_configs"] = [str(path.resolve()) for path in policy_configs]
-        self._engine = Engine(self._display.line)
+        self._engine = Engine(self._display.print_line)
         self._workspace = automation.LocalWorkspace(
             work_dir=str(folder), pulumi_command=self._engine, secrets_provider=secrets_provider
         )
         self._opened: automation.Stack | None = None
 
     def preview(self) -> Changes:
-        """What `up` would change; nothing is, but a stack that has a file of settings and is new is made, empty."""
-        self._check()
+        """Return what `up` would change; a new stack with a settings file is created, but stays empty."""
+        self._check_settings()
         stack = self._open("preview", create=True)
-        with self._tried(stack) as config:
+        with self._temporary_config(stack) as config:
             return self._run("preview", stack.preview, config_file=config, **self._policies)
 
     def up(self, approve: Approve | None = None) -> StackOutputs:
-        """Make the cloud what the settings say. `approve` sees the preview first and may say no."""
-        self._check()
+        """Apply the settings to the cloud, if `approve` accepts the preview, and return the outputs."""
+        self._check_settings()
         stack = self._open("up", create=True)
-        self._same_account("up", stack)
-        with self._tried(stack) as config:
+        self._check_account("up", stack)
+        with self._temporary_config(stack) as config:
             if approve or config:
-                planned = self._run("preview", stack.preview, config_file=config, **self._policies)
-                if approve and not approve(planned):
+                plan = self._run("preview", stack.preview, config_file=config, **self._policies)
+                if approve and not approve(plan):
                     raise CancelledError("nothing was changed")
             if config:
                 Path(config).replace(self._file)
@@ -92,67 +93,67 @@ class LiveStack:
         return self.outputs()
 
     def refresh(self) -> Changes:
-        """Make the state what the cloud holds; the cloud is not changed."""
+        """Update the state from the cloud without changing the cloud."""
         stack = self._open("refresh")
-        self._same_account("refresh", stack)
-        for urn in self._ask("refresh", lambda: self._unfinished(stack)):
-            self._display.line(f"warning: {urn} was being created when an update was cut off: look whether it exists")
+        self._check_account("refresh", stack)
+        for urn in self._query("refresh", lambda: _pending_creations(stack)):
+            self._display.print_line(f"warning: an update was interrupted while it created {urn}: check if it exists")
         return self._run("refresh", stack.refresh, clear_pending_creates=True)
 
     def destroy(self) -> Changes:
-        """Take everything away but what `storage.on_destroy keep` leaves; the stack and its settings stay."""
+        """Delete everything except what `storage.on_destroy keep` keeps; the stack and its settings remain."""
         stack = self._open("destroy")
-        self._same_account("destroy", stack)
-        there = self._ask("destroy", lambda: _resources(stack))
-        kept = [item["urn"].rpartition("::")[2] for item in there if item.get("retainOnDelete")]
+        self._check_account("destroy", stack)
+        resources = self._query("destroy", lambda: _resources(stack))
+        kept = [item["urn"].rpartition("::")[2] for item in resources if item.get("retainOnDelete")]
         changes = self._run("destroy", stack.destroy)
         if kept:
-            self._display.line(f"kept, as storage.on_destroy says: {', '.join(kept)}")
+            self._display.print_line(f"kept because of storage.on_destroy: {', '.join(kept)}")
         return changes
 
     def outputs(self) -> StackOutputs:
-        """What the last `up` told."""
-        stack = self._open("outputs")
-        return typed(self.name, {key: output.value for key, output in self._ask("outputs", stack.outputs).items()})
+        """Return the outputs of the last `up`."""
+        found = self._query("outputs", self._open("outputs").outputs)
+        return parse_outputs(self.name, {key: output.value for key, output in found.items()})
 
     def outputs_if_up(self) -> StackOutputs | None:
-        """The same; None for a stack of which nothing is there yet."""
+        """Return the outputs of the last `up`, None for a stack that does not exist yet."""
         try:
             stack = self._open("outputs")
         except OperationError:
-            known = [item.name for item in self._ask("outputs", self._workspace.list_stacks)]
-            if self.name in known or self.name not in configuration.list_stacks(self.folder):
+            stacks = [item.name for item in self._query("outputs", self._workspace.list_stacks)]
+            if self.name in stacks or self.name not in configuration.list_stacks(self.folder):
                 raise
             return None
-        found = self._ask("outputs", stack.outputs)
-        return typed(self.name, {key: output.value for key, output in found.items()}) if found else None
+        found = self._query("outputs", stack.outputs)
+        return parse_outputs(self.name, {key: output.value for key, output in found.items()}) if found else None
 
     @property
     def _file(self) -> Path:
         return self.folder / f"Pulumi.{self.name}.yaml"
 
-    def _check(self) -> None:
-        """Mistakes in the settings are told before the engine starts, which takes seconds."""
+    def _check_settings(self) -> None:
+        """Check the settings first, because starting the engine takes seconds."""
         if self.name in configuration.list_stacks(self.folder):
-            self._ask("preview", lambda: configuration.read(self.name, self._settings, self.folder).parse())
+            self._query("preview", lambda: configuration.read(self.name, self._settings, self.folder).parse())
 
     def _open(self, verb: str, *, create: bool = False) -> automation.Stack:
-        """The stack in the backend; with `create` one that only has a file of settings is made."""
+        """Return the stack in the backend; with `create`, create one that has only a settings file."""
         if self._opened is None:
             try:
-                self._opened = self._ask(verb, lambda: automation.Stack.select(self.name, self._workspace))
+                self._opened = self._query(verb, lambda: automation.Stack.select(self.name, self._workspace))
             except _UnknownError:
                 files = configuration.list_stacks(self.folder)
                 if not create or self.name not in files:
-                    known = [item.name for item in self._ask(verb, self._workspace.list_stacks)]
-                    raise diagnosis.unknown(self.name, known, files) from None
-                self._display.line(f"stack {self.name!r} is new here: making it")
-                self._opened = self._ask(verb, lambda: automation.Stack.create(self.name, self._workspace))
+                    stacks = [item.name for item in self._query(verb, self._workspace.list_stacks)]
+                    raise diagnosis.unknown_stack(self.name, stacks, files) from None
+                self._display.print_line(f"creating stack {self.name!r}")
+                self._opened = self._query(verb, lambda: automation.Stack.create(self.name, self._workspace))
         return self._opened
 
     @contextmanager
-    def _tried(self, stack: automation.Stack) -> Iterator[str | None]:
-        """A copy of the stack's file with the settings given here, None where none were; gone at the end."""
+    def _temporary_config(self, stack: automation.Stack) -> Iterator[str | None]:
+        """Yield a temporary copy of the stack's file with this object's settings, None without settings."""
         if not self._settings:
             yield None
             return
@@ -164,66 +165,63 @@ class LiveStack:
             copy.chmod(self._file.stat().st_mode)
             pairs = [word for key, value in self._settings.items() for word in ("--plaintext", f"{key}={_word(value)}")]
             command = ["config", "set-all", "--path", *pairs, "--config-file", name, "--stack", stack.name]
-            self._ask("preview", lambda: self._engine.run(command, str(self.folder), {}))
+            self._query("preview", lambda: self._engine.run(command, str(self.folder), {}))
             yield name
         finally:
             copy.unlink(missing_ok=True)
 
-    def _same_account(self, verb: str, stack: automation.Stack) -> None:
-        """Refuse to touch a stack with credentials of another account than the one it is in."""
-        before = self._ask(verb, stack.outputs).get("account")
-        if before is None:
+    def _check_account(self, verb: str, stack: automation.Stack) -> None:
+        """Raise OperationError if the credentials belong to another account than the stack's."""
+        stack_account = self._query(verb, stack.outputs).get("account")
+        if stack_account is None:
             return
-        config = self._ask(verb, stack.get_all_config)
+        config = self._query(verb, stack.get_all_config)
         project = self._workspace.project_settings().name
         values = {key: str(item.value) for key, item in config.items()}
         configured = configuration.Configuration(project, self.name, values).parse_leniently()
-        of_providers = {key: item for key, item in config.items() if not key.startswith(f"{project}:")}
-        now = self._ask(verb, lambda: account.current(configured, of_providers, self._engine))
-        if now != before.value:
-            raise account.differs(self.name, verb, str(before.value), now, configured.cloud.login)
+        provider_config = {key: item for key, item in config.items() if not key.startswith(f"{project}:")}
+        found = self._query(verb, lambda: account.find_account(configured, provider_config, self._engine))
+        if found != stack_account.value:
+            raise account.mismatch(self.name, verb, str(stack_account.value), found, configured.cloud.login)
 
     def _run(self, verb: str, operation: Callable[..., object], **options: object) -> Changes:
-        """One operation with its progress shown; what the engine itself prints is not."""
-        progress = Progress(planning=verb == "preview", say=self._display.line)
-        since = time.monotonic()
+        """Run one operation and show its progress instead of the engine's output."""
+        progress = Progress(planning=verb == "preview", log=self._display.print_line)
+        start = time.monotonic()
         before = self._engine.interrupts
         try:
-            with self._display.following(f"{verb} of stack {self.name}", progress):
+            with self._display.show(f"{verb} of stack {self.name}", progress):
                 operation(on_event=progress.event, color="never", suppress_progress=True, **options)
         except CommandError as error:
-            attempt = diagnosis.Attempt(verb, self.name, self._left(verb))
+            attempt = diagnosis.Attempt(verb, self.name, self._describe_remaining(verb))
             if self._engine.interrupts > before:
                 raise _cancelled(attempt) from None
-            raise diagnosis.explain(error, attempt, progress.complaints, progress.violations) from None
+            raise diagnosis.explain(error, attempt, progress.errors, progress.violations) from None
         if verb == "preview" and self._engine.interrupts > before:
             raise _cancelled(diagnosis.Attempt(verb, self.name))
-        seconds = time.monotonic() - since
-        self._display.line(progress.summary(seconds))
+        seconds = time.monotonic() - start
+        self._display.print_line(progress.summary(seconds))
         return Changes(progress.counts, progress.num_unchanged, seconds)
 
-    def _left(self, verb: str) -> str:
-        """What the state holds after a failure, in words."""
+    def _describe_remaining(self, verb: str) -> str:
+        """Describe what the state holds after a failure."""
         if verb == "preview" or self._opened is None:
             return ""
         try:
-            resources, unfinished = _resources(self._opened), self._unfinished(self._opened)
+            resources, pending = _resources(self._opened), _pending_creations(self._opened)
         except CommandError:
-            return "the state cannot be read at present"
-        names = ", ".join(urn.rpartition("::")[2] for urn in unfinished)
-        half = f", {len(unfinished)} half-made ({names}): python -m infra refresh --stack {self.name}" if names else ""
-        return f"{len(resources)} resources in the state{half}"
+            return "unknown, because the state cannot be read"
+        text = f"{len(resources)} resources in the state"
+        if not pending:
+            return text
+        names = ", ".join(urn.rpartition("::")[2] for urn in pending)
+        return f"{text}, {len(pending)} incomplete ({names}): python -m infra refresh --stack {self.name}"
 
-    def _unfinished(self, stack: automation.Stack) -> list[str]:
-        """URNs of resources whose creation was cut off."""
-        pending = (stack.export_stack().deployment or {}).get("pending_operations") or []
-        return [item["resource"]["urn"] for item in pending]
-
-    def _ask(self, verb: str, question: Callable[[], AnswerT]) -> AnswerT:
-        """A short command, its failure explained; after Ctrl-C what it was asked for is not begun."""
+    def _query(self, verb: str, query: Callable[[], ResultT]) -> ResultT:
+        """Run a short command, and raise OperationError if it fails or the user presses Ctrl-C."""
         before, attempt = self._engine.interrupts, diagnosis.Attempt(verb, self.name)
         try:
-            answer = question()
+            result = query()
         except StackNotFoundError:
             raise _UnknownError from None
         except CommandError as error:
@@ -234,22 +232,29 @@ class LiveStack:
             raise OperationError(str(error)) from None
         if self._engine.interrupts > before:
             raise _cancelled(attempt)
-        return answer
+        return result
 
 
 class _UnknownError(Exception):
-    """The backend has no such stack."""
+    """A stack that does not exist in the backend."""
 
 
 def _resources(stack: automation.Stack) -> list[dict[str, Any]]:
-    """Real resources of the state: neither the stack, nor components, nor providers."""
+    """Return the state's resources without the stack itself, components and providers."""
     found = (stack.export_stack().deployment or {}).get("resources") or []
     return [item for item in found if item.get("custom") and not item["type"].startswith("pulumi:providers:")]
 
 
+def _pending_creations(stack: automation.Stack) -> list[str]:
+    """Return the URNs of resources whose creation was interrupted."""
+    pending = (stack.export_stack().deployment or {}).get("pending_operations") or []
+    return [item["resource"]["urn"] for item in pending]
+
+
 def _cancelled(attempt: diagnosis.Attempt) -> CancelledError:
-    left = f"; left: {attempt.left}" if attempt.left else "; nothing was changed"
-    return CancelledError(f"{attempt.verb} of stack {attempt.stack!r} was cancelled{left}\n  to go on: {attempt.again}")
+    remaining = f"remaining: {attempt.remaining}" if attempt.remaining else "nothing was changed"
+    what = f"{attempt.verb} of stack {attempt.stack!r} was cancelled"
+    return CancelledError(f"{what}; {remaining}\n  to continue: {attempt.retry_command}")
 
 
 def _word(value: object) -> str:

@@ -41,7 +41,7 @@ def engine() -> Finding:
     try:
         found = Engine(lambda _: None)
     except OperationError as error:
-        return problem(NO_ENGINE, str(error).partition(": ")[0], install=install_hint())
+        return problem(NO_ENGINE, str(error).partition(". Fix: ")[0], install=install_hint())
     command = Path(shutil.which(found.command) or found.command)
     beside = command.resolve().parent / "pulumi-language-python"
     if not beside.exists() and shutil.which("pulumi-language-python") is None:

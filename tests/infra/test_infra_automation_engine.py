@@ -1,4 +1,4 @@
-"""The verbs with the real engine, on a small program whose resources a test can fail, slow down or cut off."""
+"""The verbs with the real engine, on a small program whose resources a test can fail, delay or interrupt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("pulumi") is None, reason="no `pulumi` on PATH: https://www.pulumi.com/docs/install/"
 )
 
-#: Three resources in a row, one reading `job.run`; a file beside the program makes the second fail or wait.
+#: Three resources in sequence, the last reads `job.run`; a file in the program's folder makes the second fail or wait.
 PROGRAM = """
 import os
 import pulumi
@@ -81,13 +81,13 @@ pulumi.export("job", {"run": run})
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the engine keeps its own files, and this Python first for the programs it starts."""
+    """Return the folder for the engine's own files."""
     return tmp_path_factory.mktemp("pulumi")
 
 
 @pytest.fixture
 def engine_env(home: Path, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend of this test's own, and nobody's login."""
+    """Give the test its own state backend, without the user's login."""
     (tmp_path / "states").mkdir()
     for name in [name for name in os.environ if name.startswith("PULUMI_")]:
         monkeypatch.delenv(name)
@@ -99,7 +99,7 @@ def engine_env(home: Path, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest
 
 @pytest.fixture
 def project(tmp_path: Path, engine_env: None) -> Path:
-    """A project with the settings of stack `local` and the small program."""
+    """Create a project with the settings of stack `local` and the small program."""
     folder = tmp_path / "project"
     folder.mkdir()
     for name in ("Pulumi.yaml", "Pulumi.local.yaml"):
@@ -108,25 +108,25 @@ def project(tmp_path: Path, engine_env: None) -> Path:
     return folder
 
 
-def live(project: Path, settings: Mapping[str, object] | None = None, **options: Any) -> LiveStack:
+def open_stack(project: Path, settings: Mapping[str, object] | None = None, **options: Any) -> LiveStack:
     return LiveStack("local", settings, folder=project, display=Silent(), **options)
 
 
 def infra(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python -m infra ...` as a person types it."""
+    """Run `python -m infra ...` as a user would."""
     command = [sys.executable, "-m", "infra", words[0], "--stack", "local", "--cwd", str(project), *words[1:]]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 def state(project: Path, tmp_path: Path) -> dict[str, Any]:
-    """The stack's state as it lies in the backend."""
+    """Read the stack's state from the backend."""
     (path,) = (tmp_path / "states").rglob("stacks/**/local.json")
     found: dict[str, Any] = json.loads(path.read_text())["checkpoint"]["latest"]
     return found
 
 
-def test_a_stack_goes_from_nothing_to_up_and_back(project: Path, tmp_path: Path) -> None:
-    stack = live(project)
+def test_a_stack_is_created_updated_and_destroyed(project: Path, tmp_path: Path) -> None:
+    stack = open_stack(project)
     assert stack.preview().counts == {"create": 3}
     outputs = stack.up()
     assert outputs.cluster_name == "laptop"
@@ -135,58 +135,60 @@ def test_a_stack_goes_from_nothing_to_up_and_back(project: Path, tmp_path: Path)
     assert "very secret" not in (next((tmp_path / "states").rglob("stacks/**/local.json"))).read_text()
 
     before = (project / "Pulumi.local.yaml").read_text()
-    assert live(project, {"job.run": "other"}).preview().counts == {"update": 1}
-    assert (project / "Pulumi.local.yaml").read_text() == before, "a preview only tries its settings"
-    assert live(project, {"job.run": "other"}).up().job == {"run": "other"}
-    assert "run: other" in (project / "Pulumi.local.yaml").read_text(), "else the next `up` would undo it"
-    assert not list(project.glob(".Pulumi.*")), "the copy that was tried is gone"
+    assert open_stack(project, {"job.run": "other"}).preview().counts == {"update": 1}
+    assert (project / "Pulumi.local.yaml").read_text() == before, "a preview does not keep its settings"
+    assert open_stack(project, {"job.run": "other"}).up().job == {"run": "other"}
+    assert "run: other" in (project / "Pulumi.local.yaml").read_text(), "otherwise the next `up` would undo it"
+    assert not list(project.glob(".Pulumi.*")), "the temporary copy is deleted"
 
-    unchanged = live(project).preview()
+    unchanged = open_stack(project).preview()
     assert not unchanged
     assert unchanged.num_unchanged == 3
-    live(project).refresh()
-    assert live(project).destroy().counts == {"deleted": 3}
+    open_stack(project).refresh()
+    assert open_stack(project).destroy().counts == {"deleted": 3}
     assert not [item for item in state(project, tmp_path).get("resources") or [] if item.get("custom")]
 
 
-def test_an_error_in_the_middle_says_what_failed_what_is_left_and_what_to_run(project: Path, tmp_path: Path) -> None:
+def test_a_failed_resource_is_reported_with_what_remains_and_what_to_run_next(project: Path, tmp_path: Path) -> None:
     (project / "fail").touch()
     shown = infra(project, "up", "--yes")
     assert shown.returncode == 1
-    told = shown.stderr[shown.stderr.index("error: ") :].splitlines()
-    assert told[0] == "error: pulumi-python:dynamic:Resource second: QuotaExceeded: no more of these"
-    assert told[1].strip() == "left: 1 resources in the state"
-    assert told[2].strip().startswith("fix the cause, then: python -m infra up --stack local")
+    lines = shown.stderr[shown.stderr.index("error: ") :].splitlines()
+    assert lines[0] == "error: pulumi-python:dynamic:Resource second: QuotaExceeded: no more of these"
+    assert lines[1].strip() == "remaining: 1 resources in the state"
+    assert lines[2].strip().startswith("fix the cause, then: python -m infra up --stack local")
     assert "Traceback" not in shown.stderr
     assert re.search(r"^created +pulumi-python:dynamic:Resource  first  \d+\.\d s$", shown.stderr, re.MULTILINE)
     (project / "fail").unlink()
-    assert live(project).up().cluster_name == "laptop", "what was made is kept, and the rest is made now"
+    assert open_stack(project).up().cluster_name == "laptop", (
+        "the first resource is kept, and the others are created now"
+    )
 
 
-def test_ctrl_c_lets_the_running_step_end_and_leaves_a_usable_state(project: Path, tmp_path: Path) -> None:
+def test_ctrl_c_finishes_the_running_step_and_leaves_a_usable_state(project: Path, tmp_path: Path) -> None:
     (project / "wait").touch()
-    process, errors = _started(project)
+    process, errors = _start_up(project)
     process.send_signal(signal.SIGINT)
-    _until(lambda: "cancelling" in errors.read_text(), process)
+    _wait_for(lambda: "cancelling" in errors.read_text(), process)
     (project / "wait").unlink()
     assert process.wait(timeout=120) == 130
-    told = errors.read_text()
-    assert "was cancelled" in told
-    assert "to go on: python -m infra up --stack local" in told
-    assert "Traceback" not in told
+    text = errors.read_text()
+    assert "was cancelled" in text
+    assert "to continue: python -m infra up --stack local" in text
+    assert "Traceback" not in text
     found = state(project, tmp_path)
     assert not found.get("pending_operations")
-    assert not list((tmp_path / "states").rglob("locks/**/*.json")), "the lock is given back"
-    assert live(project).up().cluster_name == "laptop"
+    assert not list((tmp_path / "states").rglob("locks/**/*.json")), "the lock is released"
+    assert open_stack(project).up().cluster_name == "laptop"
 
 
-def test_a_second_ctrl_c_stops_at_once_and_the_refresh_names_what_is_half_made(project: Path, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_a_refresh_repairs_the_state(project: Path, tmp_path: Path) -> None:
     (project / "wait").touch()
-    process, errors = _started(project)
+    process, errors = _start_up(project)
     process.send_signal(signal.SIGINT)
-    _until(lambda: "cancelling" in errors.read_text(), process)
+    _wait_for(lambda: "cancelling" in errors.read_text(), process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130, "the step that is under way would take a minute"
+    assert process.wait(timeout=60) == 130, "the running step would take a minute"
     assert "stopping at once" in errors.read_text()
     (project / "wait").unlink()
     if list((tmp_path / "states").rglob("locks/**/*.json")):
@@ -194,29 +196,29 @@ def test_a_second_ctrl_c_stops_at_once_and_the_refresh_names_what_is_half_made(p
     shown = infra(project, "refresh")
     assert shown.returncode == 0, shown.stderr
     assert not state(project, tmp_path).get("pending_operations")
-    assert live(project).up().cluster_name == "laptop"
+    assert open_stack(project).up().cluster_name == "laptop"
 
 
-def _started(project: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """An `up` that is in the middle of its second resource, and the file that it writes its progress to."""
+def _start_up(project: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start an `up`, wait until it creates its second resource, and return it with the file of its progress."""
     errors = project / "stderr.txt"
     command = [sys.executable, "-m", "infra", "up", "--stack", "local", "--cwd", str(project), "--yes"]
     with errors.open("wb") as stream:
         process = subprocess.Popen(command, cwd=ROOT, stderr=stream, stdout=subprocess.DEVNULL)
-    _until((project / "waiting").exists, process)
+    _wait_for((project / "waiting").exists, process)
     return process, errors
 
 
-def _until(there: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for something that the process does; its end without it is a failure."""
-    limit = time.monotonic() + 240
-    while not there():
-        assert process.poll() is None, "ended before it got there"
-        assert time.monotonic() < limit
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for a condition, and fail if the process ends before it is met."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, "the process ended early"
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_locked_stack_says_who_holds_it_and_how_to_unlock_it(project: Path, tmp_path: Path) -> None:
+def test_a_locked_stack_is_reported_with_its_holder_and_the_fix(project: Path, tmp_path: Path) -> None:
     subprocess.run(["pulumi", "stack", "init", "local"], cwd=project, check=True, capture_output=True)
     locks = tmp_path / "states" / ".pulumi" / "locks" / "organization" / "torchrec-cloud" / "local"
     locks.mkdir(parents=True, exist_ok=True)
@@ -228,23 +230,23 @@ def test_a_locked_stack_says_who_holds_it_and_how_to_unlock_it(project: Path, tm
     assert "pulumi cancel --stack local" in shown.stderr
 
 
-def test_what_keeps_a_stack_from_opening_is_told_in_one_line(
+def test_a_stack_that_cannot_be_opened_is_reported_in_one_line(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(OperationError, match="no stack 'local'; stacks here: none; files of settings for: local"):
-        live(project).destroy()
+    with pytest.raises(OperationError, match="no such stack: got 'local'; existing: none; with a settings file: local"):
+        open_stack(project).destroy()
     subprocess.run(["pulumi", "stack", "init", "local"], cwd=project, check=True, capture_output=True)
-    with pytest.raises(OperationError, match="no stack 'nope'; stacks here: local"):
+    with pytest.raises(OperationError, match="no such stack: got 'nope'; existing: local"):
         LiveStack("nope", folder=project, display=Silent()).up()
     monkeypatch.setenv("PULUMI_CONFIG_PASSPHRASE", "wrong")
     with pytest.raises(OperationError, match="wrong passphrase"):
-        live(project).preview()
+        open_stack(project).preview()
     monkeypatch.delenv("PULUMI_BACKEND_URL")
     with pytest.raises(OperationError, match="pulumi login --local"):
-        live(project).preview()
+        open_stack(project).preview()
 
 
-def test_a_set_that_is_refused_changes_neither_file_nor_state(project: Path, tmp_path: Path) -> None:
+def test_an_invalid_set_option_changes_neither_file_nor_state(project: Path, tmp_path: Path) -> None:
     before = (project / "Pulumi.local.yaml").read_text()
     shown = infra(project, "up", "--yes", "--set", "gpu.nodez=3")
     assert shown.returncode == 2
@@ -253,10 +255,10 @@ def test_a_set_that_is_refused_changes_neither_file_nor_state(project: Path, tmp
     assert not list((tmp_path / "states").rglob("local.json"))
 
 
-def test_another_accounts_credentials_do_not_destroy_a_stack(
+def test_credentials_of_another_account_cannot_destroy_a_stack(
     project: Path, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live(project).up()
+    open_stack(project).up()
     other = tmp_path / "other-kubeconfig"
     other.write_text(kubeconfig.read_text().replace("6443", "7777"))
     monkeypatch.setenv("KUBECONFIG", str(other))
@@ -264,14 +266,14 @@ def test_another_accounts_credentials_do_not_destroy_a_stack(
     assert shown.returncode == 2
     assert "https://127.0.0.1:6443" in shown.stderr
     assert "https://127.0.0.1:7777" in shown.stderr
-    assert len(state(project, tmp_path)["resources"]) > 3, "nothing was taken away"
+    assert len(state(project, tmp_path)["resources"]) > 3, "no resource was deleted"
 
 
-def test_a_cloud_that_must_be_asked_is_asked_beside_the_stack(fourth: str, engine_env: None, tmp_path: Path) -> None:
+def test_the_account_is_queried_without_using_the_stack(fourth: str, engine_env: None, tmp_path: Path) -> None:
     values = {"torchrec-cloud:cloud": fourth, "fourth:region": "north-1"}
     configured = configuration.Configuration("torchrec-cloud", "x", values).parse_leniently()
-    assert account.current(configured, {}, Engine(print)) == "fourth-account"
-    assert not list((tmp_path / "states").iterdir()), "neither the stack nor its lock is touched"
+    assert account.find_account(configured, {}, Engine(print)) == "fourth-account"
+    assert not list((tmp_path / "states").iterdir()), "neither the stack nor its lock is used"
 
 
 def test_the_policy_pack_stops_a_preview_in_the_real_engine(project: Path) -> None:
@@ -289,7 +291,7 @@ def test_the_policy_pack_stops_a_preview_in_the_real_engine(project: Path) -> No
 
 
 def test_the_readmes_script_runs(project: Path, tmp_path: Path) -> None:
-    """The very lines of the README, in a copy of the repository whose program needs no cluster."""
+    """Run the README's script in a copy of the repository whose program needs no cluster."""
     (script,) = re.findall(r"```python\n(from infra\.automation.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(script.splitlines()) <= 15
     shutil.copytree(ROOT / "infra", project / "infra", ignore=shutil.ignore_patterns("__pycache__"))
@@ -303,5 +305,5 @@ def test_the_readmes_script_runs(project: Path, tmp_path: Path) -> None:
     assert [item for item in found.get("resources") or [] if item.get("custom")] == [], "the script ends with destroy"
 
 
-def test_the_clouds_that_must_be_asked_are_those_whose_credentials_lead_anywhere() -> None:
+def test_the_account_is_queried_on_clouds_whose_credentials_do_not_name_it() -> None:
     assert {name for name in clouds.available() if clouds.load(name).asks_for_account} == {"aws", "azure"}

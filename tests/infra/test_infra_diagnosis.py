@@ -1,0 +1,131 @@
+"""Errors of an operation: what the user sees instead of the engine's output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from provider_mocks.recording import stack_config
+from pulumi.automation import CommandResult
+from pulumi.automation.errors import create_command_error
+
+from infra import clouds
+from infra import stack_files as configuration
+from infra.automation.diagnosis import Attempt, explain, extract_cause, unknown_stack
+from infra.automation.progress import Diagnostic
+from infra.config.problems import SettingsError
+
+
+def failure(stderr: str) -> Any:
+    return create_command_error(CommandResult("", stderr, 255))
+
+
+ATTEMPT = Attempt("up", "dev", "3 resources in the state")
+
+
+def test_a_provider_error_names_resource_cause_remaining_resources_and_next_command() -> None:
+    message = "1 error occurred:\n\t* creating EC2 VPC: VpcLimitExceeded: The maximum number of VPCs has been reached."
+    noise = Diagnostic("update failed", "pulumi:pulumi:Stack", "s")
+    found = explain(failure(""), ATTEMPT, [Diagnostic(message, "aws:ec2/vpc:Vpc", "net"), noise], [])
+    first, *rest = str(found).splitlines()
+    assert first == (
+        "aws:ec2/vpc:Vpc net: creating EC2 VPC: VpcLimitExceeded: The maximum number of VPCs has been reached."
+    )
+    assert "3 resources in the state" in rest[0]
+    assert "python -m infra up --stack dev" in rest[1]
+    assert "python -m infra destroy --stack dev" in rest[1]
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("sdk-v2/provider2.go:572: sdk.helper_schema: creating X: no: provider=aws@7.51.1", "creating X: no"),
+        ('Traceback (most recent call last):\n  File "a", line 1\nException: boom\nmore', "boom"),
+        ('Program failed:\nTraceback (most recent call last):\n  File "a"\n    x\nValueError: broken', "broken"),
+        ("azure: Code=\n  QuotaExceeded", "azure: Code= QuotaExceeded"),
+    ],
+)
+def test_a_cause_is_one_line_without_trace_or_prefixes(message: str, expected: str) -> None:
+    assert extract_cause(message) == expected
+
+
+LOCK = (
+    "error: the stack is currently locked by 1 lock(s). Either wait for the other process(es) to end or delete the "
+    "lock file with `pulumi cancel`.\n  file:///s/x.json: created by ann@laptop (pid 28211) at 2026-11-21T15:24:37Z"
+)
+USER_MISTAKES = [
+    (LOCK, ["ann@laptop (pid 28211)", "pulumi cancel --stack dev"]),
+    ("error: [409] Conflict: Another update is currently in progress.", ["pulumi cancel --stack dev"]),
+    ("error: get stack secrets manager: incorrect passphrase", ["wrong passphrase", "PULUMI_CONFIG_PASSPHRASE"]),
+    ("error: passphrase must be set with PULUMI_CONFIG_PASSPHRASE", ["export PULUMI_CONFIG_PASSPHRASE=..."]),
+    ("error: PULUMI_ACCESS_TOKEN must be set for login during non-interactive CLI sessions", ["pulumi login --local"]),
+]
+
+
+@pytest.mark.parametrize(("stderr", "expected"), USER_MISTAKES)
+def test_an_error_before_the_start_is_one_line_with_its_fix(stderr: str, expected: list[str]) -> None:
+    found = explain(failure(stderr), Attempt("up", "dev"), [], [])
+    assert "\n" not in str(found)
+    assert all(text in str(found) for text in expected), found
+    assert found.exit_code == 2
+
+
+REJECTIONS = {
+    "aws": [
+        "operation error STS: GetCallerIdentity, StatusCode: 403, api error ExpiredToken: The security token included "
+        "in the request is expired",
+        "No valid credential sources found. Please see https://registry.terraform.io/providers/hashicorp/aws",
+        "refresh cached SSO token failed, the SSO session has expired or is invalid",
+    ],
+    "azure": [
+        "could not get token from Azure CLI: ERROR: AADSTS70043: The refresh token has expired or is invalid",
+        "ERROR: Please run 'az login' to setup account.",
+    ],
+    "gcp": [
+        'oauth2: cannot fetch token: 400 Bad Request {"error": "invalid_grant", "error_subtype": "invalid_rapt"}',
+        "google: could not find default credentials. See https://cloud.google.com/docs/authentication",
+    ],
+    "local": ["the server has asked for the client to provide credentials"],
+}
+
+
+@pytest.mark.parametrize(("cloud", "message"), [(cloud, text) for cloud in REJECTIONS for text in REJECTIONS[cloud]])
+def test_rejected_credentials_are_recognised_and_the_login_command_is_named(cloud: str, message: str) -> None:
+    found = explain(failure(""), ATTEMPT, [Diagnostic(message, "pulumi:providers:x", "default")], [])
+    assert str(found).startswith(f"{cloud} rejects the credentials")
+    assert clouds.load(cloud).login in str(found)
+    assert "3 resources in the state" in str(found)
+    assert found.exit_code == 2
+
+
+def test_this_file_tests_messages_of_every_cloud() -> None:
+    assert set(REJECTIONS) == set(clouds.available())
+
+
+def test_invalid_settings_are_reported_with_the_programs_own_message() -> None:
+    message = str(SettingsError("dev", list(_settings_problems())))
+    found = explain(failure(""), ATTEMPT, [Diagnostic(message, "pulumi:pulumi:Stack", "s")], [])
+    assert str(found) == message
+    assert found.exit_code == 2
+
+
+def _settings_problems() -> Any:
+    try:
+        configuration.Configuration("torchrec-cloud", "gcp", stack_config("gcp", {"gpu.nodes.max": 0})).parse()
+    except SettingsError as error:
+        return error.problems
+    raise AssertionError("a pool of at most 0 and at first 2 nodes was accepted")
+
+
+def test_a_policy_violation_names_resource_and_rule() -> None:
+    found = explain(failure(""), ATTEMPT, [], [Diagnostic("images-by-digest: runs x", "kubernetes:batch/v1:Job", "j")])
+    assert "kubernetes:batch/v1:Job j: images-by-digest: runs x" in str(found)
+    assert "--policy-config" in str(found)
+
+
+def test_an_unknown_stack_error_lists_the_existing_stacks() -> None:
+    error = str(unknown_stack("dev", ["aws", "gcp"], ["aws", "local"]))
+    assert "'dev'" in error
+    assert "aws, gcp" in error
+    assert "python -m infra up --stack local" in str(unknown_stack("local", [], ["aws", "local"]))
