@@ -43,9 +43,9 @@ def command_help(name: str, summary: str) -> str:
         own = options_parser().format_help().partition("\noptions:\n")[2].rstrip()
         lines += ["", own, "", "Without --gpus-per-node it measures this machine's CPUs for a few seconds."]
     if name == "bench":
-        from trainer.bench.options import parser
+        from trainer.bench.options import options_parser as bench_parser
 
-        lines += ["", parser().format_help().partition("\noptions:\n")[2].rstrip()]
+        lines += ["", bench_parser().format_help().partition("\noptions:\n")[2].rstrip()]
     if name in _WITH_OPTIONS:
         lines += ["", "  --config FILE", "        read options from a .json, .toml, .yaml or .yml file"]
         section = None

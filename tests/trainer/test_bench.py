@@ -1,4 +1,4 @@
-"""The bench command measures both steps and ends with a line that a program can read; the speeds are not tested."""
+"""The bench command measures all variants and prints JSON as its last line; the speeds are not tested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = ["--blocks", "3", "--steps", "2", "--warmup", "1"]
 
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small job."""
+    """Return a configuration of a small job."""
     file: Path = tmp_path_factory.mktemp("bench") / "config.json"
     file.write_text(json.dumps(tiny_tree()), encoding="utf-8")
     return file
@@ -31,7 +31,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(config_file: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer bench` on two processes."""
+    """Run `python -m trainer bench` with two processes."""
     done = trainer("bench", "--nproc", "2", *SHORT, "--config", str(config_file))
     assert done.returncode == 0, done.stderr
     return done
@@ -49,15 +49,15 @@ def test_the_last_line_is_json_with_both_rates_and_their_ratio(bench: subprocess
     )
 
 
-def test_a_table_comes_before_it(bench: subprocess.CompletedProcess[str]) -> None:
+def test_a_readable_table_precedes_the_json_line(bench: subprocess.CompletedProcess[str]) -> None:
     text = "\n".join(bench.stdout.splitlines()[:-1])
     assert re.search(r"ours \(fp32\)", text)
     assert re.search(r"stock \(fp32\)", text)
     assert "ratio ours / stock" in text
-    assert bench.stderr == "", "libraries chatter"
+    assert bench.stderr == "", "libraries print to stderr"
 
 
-def test_preprocessing_is_measured_beside_torchrec(
+def test_preprocessing_is_compared_with_torchrec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trainer.bench.measures import preprocess
@@ -73,7 +73,7 @@ def test_preprocessing_is_measured_beside_torchrec(
     assert result["ratio"] == pytest.approx(statistics.median(ratios))
 
 
-def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Path) -> None:
+def test_sources_are_measured_alone_with_decoding_and_in_a_step(config_file: Path) -> None:
     shape = ["--data.num-dense", "13", "--data.num-sparse", "26", "--model.num-embeddings", "50"]
     done = trainer("bench", "--data", *SHORT, "--config", str(config_file), *shape)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Pat
     assert min(result["sources"].values()) > 0
     decoded = {name for name in result["sources"] if "decoding" in name}
     assert result["of_arrow"].keys() == decoded
-    assert min(result["of_arrow"].values()) > 0, "how far below 1 depends on what else the machine does meanwhile"
+    assert min(result["of_arrow"].values()) > 0, "the exact share depends on the load of the machine"
     step = result["step"]
     assert step["ratios"].keys() == {"reading-synthetic", "reading-criteo", "reading-parquet"}
     for name, ratio in step["ratios"].items():
@@ -96,15 +96,15 @@ def test_sources_are_measured_with_decoding_and_beside_the_step(config_file: Pat
         assert (len(ratios), ratio) == (3, pytest.approx(statistics.median(ratios)))
 
 
-def test_a_source_of_another_shape_is_read_by_itself(config_file: Path) -> None:
-    from trainer.bench.measures.sources import reading_sides
+def test_a_source_of_another_shape_is_not_compared_with_files(config_file: Path) -> None:
+    from trainer.bench.measures.sources import reading_variants
     from trainer.config.options import load_config
 
     config = load_config(["--config", str(config_file)], {})
-    assert reading_sides(config, {"criteo": {}, "parquet": {}}) == {"reading-synthetic": [], "cached": []}
+    assert reading_variants(config, {"criteo": {}, "parquet": {}}) == {"reading-synthetic": [], "cached": []}
 
 
-def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_the_cost_of_saves_is_measured_and_no_checkpoint_is_left(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_tree({"checkpoint.uri": str(tmp_path / "runs")})))
     short = ["--blocks", "2", "--steps", "4", "--warmup", "1", "--config", str(tmp_path / "config.json")]
     done = trainer("bench", "--nproc", "2", "--checkpoints", *short)
@@ -115,40 +115,40 @@ def test_what_saves_cost_is_measured_and_nothing_is_left_behind(tmp_path: Path) 
     )
     assert 0 < result["blocked_seconds"] <= result["background_seconds"]
     assert result["blocked_share"] == pytest.approx(result["blocked_seconds"] / result["synchronous_seconds"])
-    assert result["save_share"] is None or result["save_share"] > -1, "its steps take less than no time"
-    assert result["upload"] is None, "a folder is no object store"
+    assert result["save_share"] is None or result["save_share"] > -1, "steps cannot take negative time"
+    assert result["upload"] is None, "a folder is not an object store"
     assert list((tmp_path / "runs").rglob("step_*")) == [], "a bench must not fill a disk"
 
 
-def test_the_share_of_a_save_is_what_its_own_steps_lost() -> None:
-    from trainer.bench.measures.saves import share_of_save
+def test_the_overhead_of_a_save_is_the_time_that_the_steps_during_it_lost() -> None:
+    from trainer.bench.measures.checkpoints import save_overhead
 
-    assert share_of_save([0.3, 0.3], [0.2] * 8) == pytest.approx(0.1), "0.2 s more, of ten steps of 0.2 s"
-    assert share_of_save([0.2], [0.2] * 9) == pytest.approx(0.0)
-    assert share_of_save([0.3, 0.3], []) is None, "nothing to compare with"
+    assert save_overhead([0.3, 0.3], [0.2] * 8) == pytest.approx(0.1), "0.2 s more, of ten steps of 0.2 s"
+    assert save_overhead([0.2], [0.2] * 9) == pytest.approx(0.0)
+    assert save_overhead([0.3, 0.3], []) is None, "nothing to compare with"
 
 
-def test_stock_runs_without_what_ours_sets_for_its_process(bench: subprocess.CompletedProcess[str]) -> None:
+def test_stock_runs_without_our_process_wide_settings(bench: subprocess.CompletedProcess[str]) -> None:
     result = json.loads(bench.stdout.splitlines()[-1])
     assert result["ours_fast"] == {"malloc": "keep", "update": ANY, "exchange": ANY}
-    assert "malloc keep" in bench.stdout.replace("\n", " "), "a person must see what auto has come to"
+    assert "malloc keep" in bench.stdout.replace("\n", " "), "the table must show what `auto` resolved to"
 
 
-def test_one_process_is_measured_too(config_file: Path) -> None:
+def test_a_single_process_can_be_measured(config_file: Path) -> None:
     done = trainer("bench", "--nproc", "1", *SHORT, "--config", str(config_file), "--train.malloc", "system")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["processes"], result["ours_fast"]["malloc"]) == (1, "system")
 
 
-def test_in_a_job_that_somebody_launched_both_sides_are_measured_in_it(config_file: Path) -> None:
+def test_under_torchrun_both_variants_run_in_the_existing_processes(config_file: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "trainer", "bench"]
     done = bounded([sys.executable, *launcher, *SHORT, "--config", str(config_file)])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ratio"] > 0
 
 
-def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file: Path) -> None:
+def test_a_mistake_found_by_the_processes_is_reported_once_and_both_variants_exit(config_file: Path) -> None:
     done = trainer("bench", *SHORT, "--config", str(config_file), "--train.batch-size", "49")
     assert done.returncode == 2
     lines = set(done.stderr.splitlines())
@@ -156,15 +156,15 @@ def test_a_mistake_in_the_processes_is_told_once_and_both_sides_end(config_file:
     assert "train.batch_size does not divide by 2 processes: got 49; allowed: multiples of 2" in lines.pop()
 
 
-def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
-    # A shell's background jobs ignore the signal, and hand that on.
-    heard = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = heard + "from trainer.main import main; sys.exit(main(sys.argv[1:]))"
+def test_ctrl_c_ends_both_variants_without_a_stack_trace(config_file: Path) -> None:
+    # A shell's background jobs ignore SIGINT, and their children inherit that.
+    handle = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = handle + "from trainer.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "bench", "--blocks", "100000", "--config", str(config_file)]
     running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
     try:
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
-        while len(sides := children.read_text().split()) < 2:
+        while len(launchers := children.read_text().split()) < 2:
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         _, error = running.communicate(timeout=100)
@@ -172,11 +172,11 @@ def test_ctrl_c_ends_both_sides_in_silence(config_file: Path) -> None:
         running.kill()
     assert running.returncode == 130
     assert error == "interrupted; the same command measures anew\n"
-    assert not [pid for pid in sides if Path(f"/proc/{pid}").exists()], "a side goes on by itself"
+    assert not [pid for pid in launchers if Path(f"/proc/{pid}").exists()], "a variant is still running"
 
 
 def running(pid: int) -> bool:
-    """Whether the process is there and not only waits for somebody to ask how it ended."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -184,12 +184,12 @@ def running(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on."""
+    """Return the children, their children, and so on."""
     children = [int(p) for f in Path(f"/proc/{pid}/task").glob("*/children") for p in f.read_text().split()]
     return [*children, *(found for child in children for found in descendants(child))]
 
 
-def test_a_bench_that_is_killed_leaves_no_side_behind(config_file: Path) -> None:
+def test_a_killed_bench_leaves_no_process_behind(config_file: Path) -> None:
     command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
     bench = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL)
     family: list[int] = []
@@ -199,40 +199,42 @@ def test_a_bench_that_is_killed_leaves_no_side_behind(config_file: Path) -> None
             time.sleep(0.1)
         bench.kill()
         bench.wait()
-        deadline = time.monotonic() + 30  # a process that does not notice waits for its store a minute and a half
+        deadline = time.monotonic() + 30  # without the watch a process would wait 90 s for its store
         while any(map(running, family)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not [pid for pid in family if running(pid)], "a side goes on by itself"
+        assert not [pid for pid in family if running(pid)], "a variant is still running"
     finally:
         bench.kill()
         for pid in filter(running, family):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_profile_is_a_trace_and_the_ten_heaviest_operators(config_file: Path, tmp_path: Path) -> None:
+def test_a_profile_has_a_trace_and_the_ten_heaviest_operators(config_file: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     measured = ["--profile", "--steps", "3", "--warmup", "1", "--trace", str(trace)]
     done = trainer("bench", "--nproc", "2", *measured, "--config", str(config_file))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "libraries chatter"
+    assert done.stderr == "", "libraries print to stderr"
     result = json.loads(done.stdout.splitlines()[-1])
     rows = result["operators"]
     assert len(rows) == 10
     assert [row["ms_per_step"] for row in rows] == sorted((row["ms_per_step"] for row in rows), reverse=True)
     assert all(0 < row["share"] < 1 and row["calls_per_step"] > 0 for row in rows)
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {row["name"] for row in rows} <= names, "table and trace are of the same steps"
+    assert {row["name"] for row in rows} <= names, "table and trace cover different steps"
     assert "aten::addmm" in names
-    assert list(tmp_path.iterdir()) == [trace], "something half-written is left"
+    assert list(tmp_path.iterdir()) == [trace], "a partial file is left"
 
 
-def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(config_file: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_reported_before_the_measurement(config_file: Path) -> None:
     done = trainer("bench", "--nproc", "2", "--profile", "--trace", "/nowhere/t.json", "--config", str(config_file))
     assert done.returncode == 2
-    assert done.stderr == "error: bench: --trace is /nowhere/t.json; legal: a file in a folder that exists\n"
+    assert done.stderr == (
+        "error: bench: --trace cannot be written: got /nowhere/t.json; allowed: a file in an existing folder\n"
+    )
 
 
-def test_quality_is_trained_and_compared_for_each_mode_and_seed(config_file: Path) -> None:
+def test_quality_is_compared_for_each_mode_and_seed(config_file: Path) -> None:
     measured = ["--quality", "--samples", "4800", "--seeds", "2"]
     done = trainer("bench", "--nproc", "2", *measured, "--config", str(config_file))
     result = json.loads(done.stdout.splitlines()[-1])
@@ -244,35 +246,37 @@ def test_quality_is_trained_and_compared_for_each_mode_and_seed(config_file: Pat
     assert stock["against_stock"] == 0
     for mode in by_name.values():
         assert len(mode["auc"]) == 2
-        assert mode["auc"][0] != mode["auc"][1], "the seeds train the same"
+        assert mode["auc"][0] != mode["auc"][1], "the seeds give the same result"
         assert mode["mean"] == pytest.approx(statistics.mean(mode["auc"]))
         assert mode["against_stock"] == pytest.approx(mode["mean"] - stock["mean"])
-        assert 0.5 < mode["mean"] < result["best_auc"], "it has learned something, and nothing can do better"
+        assert 0.5 < mode["mean"] < result["best_auc"], "it learned, and no model can exceed the best AUC"
     assert by_name["fp32 ours"]["auc"] == pytest.approx(stock["auc"], abs=0.02)
     assert by_name["fp32, int8 on the wire"]["auc"] != by_name["fp32 ours"]["auc"]
     assert result["kept"] == all(mode["against_stock"] >= -result["bound"] for mode in by_name.values())
 
 
-def test_help_lists_the_commands_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_the_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     shown = capsys.readouterr().out
     for option in ("--profile", "--quality", "--trace", "--samples", "--seeds", "--blocks", "--train.batch-size"):
         assert option in shown
-    assert "--side" not in shown, "that is for the command itself"
+    assert "--side" not in shown, "an internal option"
 
 
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (["--blocks", "0"], "--blocks is 0, --steps 20, --warmup 5; legal: 1 or more"),
+        (["--blocks", "0"], "--blocks is too small: got 0; allowed: 1 or more"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--data", "--train.stepz", "3"], "unknown option --train.stepz"),
         (["--nproc", "none"], "wrong --nproc: got 'none'"),
         (["--profile", "--quality"], "not allowed with argument"),
-        (["--quality", "--seeds", "0"], "--seeds 0; legal: 1 or more"),
+        (["--quality", "--seeds", "0"], "--seeds is too small: got 0; allowed: 1 or more"),
     ],
 )
-def test_a_mistake_is_told(options: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_mistake_is_reported_in_one_line(
+    options: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", *options]) == 2
     message = capsys.readouterr().err
     assert part in message

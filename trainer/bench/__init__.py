@@ -1,5 +1,4 @@
-"""`python -m trainer bench`: our step beside the stock TorchRec step, and the speed of the sources, as ratios in one
-run."""
+"""The `bench` command: compares our step, sources, saves and preprocessing with reference implementations."""
 
 from trainer.bench.command import bench_main
 

@@ -1,4 +1,4 @@
-"""The bench command: what is measured, by which processes, and one JSON object as the last line."""
+"""The `bench` command: starts the processes for a measurement, and prints a table and a JSON object as last line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.bench.options import BenchOptions, read_options
-from trainer.bench.orphans import end_with_the_bench
+from trainer.bench.parent_watch import exit_with_bench
 from trainer.config.options import load_config
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_FAILED, EXIT_OK
@@ -15,13 +15,12 @@ from trainer.launch.launcher import process_count
 
 
 def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """`bench`: alone it starts one process per GPU, or two on CPU; under torchrun it measures in the given
-    processes."""
+    """Run the command: in one process per GPU, or two on CPU; under torchrun in the existing processes."""
     options, nproc, rest = read_options(arguments)
     if options.side:
-        end_with_the_bench()
-    process_count(nproc)  # a wrong one is told once, and not by each side
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler reports at length that there is no GPU
+        exit_with_bench()
+    process_count(nproc)  # a wrong value is reported once, not by each variant
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler logs that there is no GPU
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
@@ -31,26 +30,26 @@ def bench_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if "WORLD_SIZE" in environ or options.side:
         return _in_job(options, rest, environ)
     if not (options.checkpoints or options.profile or options.quality) and _on_cpu(rest, environ):
-        from trainer.bench.measures.sides import AGAINST_STOCK, bench_sides
+        from trainer.bench.measures.variants import OURS_AND_STOCK, compare_variants
         from trainer.bench.tables import show_steps
 
-        show_steps(bench_sides(options, nproc, rest, AGAINST_STOCK))
+        show_steps(compare_variants(options, nproc, rest, OURS_AND_STOCK))
         return EXIT_OK
     from trainer.launch.launcher import launch
 
-    # Without --nproc: the launcher would take it for a beginning of its own options.
+    # Without --nproc: the launcher would read it as the start of its own options.
     return launch(["--nproc", nproc, "bench", *options.arguments(), *rest])
 
 
 def _on_cpu(rest: list[str], environ: Mapping[str, str]) -> bool:
-    """Whether the steps will run on CPU, where each side has processes of its own (`trainer.bench.measures.sides`)."""
+    """Return whether steps run on CPU, where each variant has its own processes (`measures.variants`)."""
     import torch
 
     return load_config(rest, environ).train.device == "cpu" or not torch.cuda.is_available()
 
 
 def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[str, str]) -> None:
-    """What is measured outside a job. Preprocessing reads none of the configuration, but a wrong one is told."""
+    """Measure outside a job; preprocessing does not use the configuration, but reports mistakes in it."""
     from trainer.bench import tables
 
     config = load_config(rest, environ)
@@ -59,12 +58,13 @@ def _alone(options: BenchOptions, nproc: str, rest: list[str], environ: Mapping[
 
         tables.show_preprocess(bench_preprocess())
         return
-    from trainer.bench.measures.sides import bench_sides
-    from trainer.bench.measures.sources import bench_sources, made_files, reading_sides
+    from trainer.bench.measures.sources import bench_sources, reading_variants, sample_files
+    from trainer.bench.measures.variants import compare_variants
 
-    with made_files(config) as files:
+    with sample_files(config) as files:
         sources = bench_sources(config, files)
-        tables.show_sources(sources | {"step": bench_sides(options, nproc, rest, reading_sides(config, files))})
+        step = compare_variants(options, nproc, rest, reading_variants(config, files))
+        tables.show_sources(sources | {"step": step})
 
 
 def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) -> int:
@@ -79,9 +79,9 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
         except ValueError as error:
             raise UserError(str(error)) from None
         if options.side:
-            from trainer.bench.measures.sides import serve_side
+            from trainer.bench.measures.variants import serve_variant
 
-            serve_side(config, runtime, options)
+            serve_variant(config, runtime, options)
             return EXIT_OK
         measure, show = _measurement(options, tables)
         result = measure(config, runtime, options)
@@ -92,9 +92,9 @@ def _in_job(options: BenchOptions, rest: list[str], environ: Mapping[str, str]) 
 
 def _measurement(options: BenchOptions, tables: Any) -> tuple[Any, Any]:
     if options.checkpoints:
-        from trainer.bench.measures.saves import bench_saves
+        from trainer.bench.measures.checkpoints import bench_checkpoints
 
-        return bench_saves, tables.show_saves
+        return bench_checkpoints, tables.show_checkpoints
     if options.profile:
         from trainer.bench.measures.profile import bench_profile
 

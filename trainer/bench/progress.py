@@ -1,4 +1,4 @@
-"""How far a bench is: a bar on a terminal; nothing elsewhere, where standard error is for errors."""
+"""Progress of a bench: a bar on a terminal; otherwise nothing, because standard error is for errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress(name: str, total: int, unit: str, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """A call of what it gives is one of `total` units."""
+    """Show a progress bar; yield a function that advances it by one of `total` units."""
     if not shown or not sys.stderr.isatty():
         yield lambda: None
         return

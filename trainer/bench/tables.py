@@ -1,4 +1,4 @@
-"""Results of the benches as tables for people, each with one JSON object as the last line for programs."""
+"""Print the results of the benches: a readable table, then one JSON object as the last line for programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def show_steps(result: dict[str, Any]) -> None:
-    """Both steps, and what `auto` has come to in ours."""
+    """Show both steps, and the choices that `auto` options resolved to in ours."""
     table = Table(
         title=f"{result['processes']} processes x {result['batch_per_process']} samples, {result['device']}, "
         f"{result['blocks']} interleaved blocks of {result['steps']} steps"
@@ -30,8 +30,8 @@ def show_steps(result: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(result) + "\n")
 
 
-def show_saves(result: dict[str, Any]) -> None:
-    """With saves and without."""
+def show_checkpoints(result: dict[str, Any]) -> None:
+    """Show training with and without saves."""
     table = Table(
         title=f"{result['processes']} processes, {result['device']}, a save every {result['steps_per_save']} steps"
     )
@@ -46,11 +46,11 @@ def show_saves(result: dict[str, Any]) -> None:
         f"{result['synchronous_seconds']:.2f} s"
     )
     if result["save_share"] is not None:
-        table.caption += f"; it adds {result['save_share']:.1%} to the time of the block, by the steps beside it"
+        table.caption += f"; it adds {result['save_share']:.1%} to the time of a block, measured by the steps around it"
     upload = result["upload"]
     if upload:
         table.caption += (
-            f"; {upload['bytes'] / 1e6:,.0f} MB reach the store at {upload['checkpoint_mb_per_s']:,.0f} MB/s, "
+            f"; {upload['bytes'] / 1e6:,.0f} MB are uploaded at {upload['checkpoint_mb_per_s']:,.0f} MB/s, "
             f"{upload['ratio']:.2f} of one file's {upload['one_file_mb_per_s']:,.0f} MB/s"
         )
     Console().print(table)
@@ -58,28 +58,28 @@ def show_saves(result: dict[str, Any]) -> None:
 
 
 def show_sources(result: dict[str, Any]) -> None:
-    """One rate per source, and the step with and without reading the configured one."""
-    table = Table(title="Sources, read warm by one thread")
+    """Show one rate per source, and the step with and without reading the configured source."""
+    table = Table(title="Sources, read by one thread from the page cache")
     table.add_column("source")
     table.add_column("samples/s", justify="right")
-    table.add_column("of Arrow's own reading", justify="right")
+    table.add_column("share of Arrow's read rate", justify="right")
     for name, rate in result["sources"].items():
         share = result["of_arrow"].get(name)
         table.add_row(name, f"{rate:,.0f}", "" if share is None else f"{share:.0%}")
     step = result["step"]
     table.add_section()
-    for side in step["ratios"]:
-        name = side.removeprefix("reading-")
-        table.add_row(f"step of {step['processes']} processes that read {name}", f"{step[side]:,.0f}")
-    table.add_row("the same on batches in memory", f"{step['cached']:,.0f}")
-    ratios = ", ".join(f"{side.removeprefix('reading-')} {ratio:.3f}" for side, ratio in step["ratios"].items())
+    for variant in step["ratios"]:
+        name = variant.removeprefix("reading-")
+        table.add_row(f"step of {step['processes']} processes that read {name}", f"{step[variant]:,.0f}")
+    table.add_row("the same with batches in memory", f"{step['cached']:,.0f}")
+    ratios = ", ".join(f"{name.removeprefix('reading-')} {ratio:.3f}" for name, ratio in step["ratios"].items())
     table.caption = f"ratio reading / in memory, median of block pairs: {ratios}"
     Console().print(table)
     sys.stdout.write(json.dumps(result) + "\n")
 
 
 def show_preprocess(result: dict[str, Any]) -> None:
-    """Both conversions."""
+    """Show both conversions."""
     table = Table(title="Preprocessing Criteo text, raw ids to npy, in interleaved blocks")
     table.add_column("command")
     table.add_column("rows/s (median)", justify="right")
@@ -92,10 +92,10 @@ def show_preprocess(result: dict[str, Any]) -> None:
 
 
 def show_profile(result: dict[str, Any]) -> None:
-    """The ten heaviest operators, by the time that they take themselves."""
-    where = result["device"].upper()
+    """Show the ten heaviest operators by their own time."""
+    device = result["device"].upper()
     table = Table(title=f"The heaviest operators of {result['steps']} steps on rank 0, by their own time")
-    for column in ("operator", f"{where} ms a step", "share", "calls a step"):
+    for column in ("operator", f"{device} ms per step", "share", "calls per step"):
         table.add_column(column, justify="left" if column == "operator" else "right", overflow="fold")
     for row in result["operators"]:
         table.add_row(row["name"], f"{row['ms_per_step']:.2f}", f"{row['share']:.1%}", f"{row['calls_per_step']:.1f}")
@@ -105,10 +105,10 @@ def show_profile(result: dict[str, Any]) -> None:
 
 
 def show_quality(result: dict[str, Any]) -> None:
-    """AUC of each mode, seed by seed, and whether it keeps to stock's."""
+    """Show the AUC of each mode per seed, and whether it is close enough to stock."""
     table = Table(
         title=f"AUC after {result['samples']:,} samples, {result['processes']} processes, {result['device']}; "
-        f"no model can exceed {result['best_auc']:.4f}"
+        f"best achievable: {result['best_auc']:.4f}"
     )
     table.add_column("mode")
     for seed in range(result["seeds"]):

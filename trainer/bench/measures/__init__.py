@@ -1,1 +1,1 @@
-"""One benchmark per module."""
+"""The benchmarks, one per module, and what they share."""

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a Chrome trace of rank 0, and its ten heaviest operators."""
+"""Profile steps: a Chrome trace of rank 0, and its ten heaviest operators."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _HEAVIEST = 10
 
 
 def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
-    """Collective: profile `options.steps` steps of ours after the warm-up, and write the trace to `options.trace`.
+    """Profile `options.steps` steps after the warm-up and write the trace to `options.trace` (collective).
 
-    Raises UserError where that file cannot be written.
+    Raise UserError if that file cannot be written.
     """
     trace = Path(options.trace)
-    _writable(trace, runtime)
+    _check_trace_path(trace, runtime)
     job = build_sharded_model(config, runtime)
     job.dmp.train()
-    # Finite: a collective of a batch ahead, still under way when the profiler stops, would end in freed memory.
+    # A finite stream: a collective of a prefetched batch that is still running when the profiler stops crashes.
     pipeline, stream = Pipeline(job), islice(cached_batches(config, runtime), options.warmup + options.steps)
     for _ in range(options.warmup):
         pipeline.progress(stream)
@@ -65,16 +65,16 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     }
 
 
-def _writable(trace: Path, runtime: Runtime) -> None:
-    """Raises UserError, on every process, where rank 0 could not write the trace at the end."""
+def _check_trace_path(trace: Path, runtime: Runtime) -> None:
+    """Raise UserError on every process if rank 0 could not write the trace at the end."""
     if not trace.parent.is_dir() or trace.is_dir():
-        error = UserError(f"bench: --trace is {trace}; legal: a file in a folder that exists")
+        error = UserError(f"bench: --trace cannot be written: got {trace}; allowed: a file in an existing folder")
         error.reported = not runtime.is_main
         raise error
 
 
 def _heaviest(profiler: Any, steps: int, on_device: bool) -> list[dict[str, Any]]:
-    """Operators by their own time, without what they call; marks of the pipeline (`## ... ##`) are no operators."""
+    """Return operators by their own time, without their callees and the pipeline's annotations (`## ... ##`)."""
 
     def own_time(row: Any) -> float:  # microseconds
         return float(row.self_device_time_total if on_device else row.self_cpu_time_total)

@@ -1,4 +1,4 @@
-"""Whether what is fast is as good: held-out AUC after the same samples, each fast mode beside fp32 stock."""
+"""Quality of the fast modes: held-out AUC after the same samples, compared with fp32 stock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Spread of AUC between random seeds at this number of samples, in fp32.
 BOUND = 0.006
-_ROWS = 10_000  # of a table at most: planted weights of more rows need more samples than this to be learned
+_MAX_ROWS = 10_000  # per table: learning the weights of more rows takes more samples
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Mode:
 
 
 def modes(runtime: Runtime) -> list[Mode]:
-    """Stock first, then what this device is fast in. bf16 without native units is no fast mode."""
+    """Return stock, then the fast modes of this device, which include bf16 only with native support."""
     found = [Mode("fp32 stock", True, {}), Mode("fp32 ours", False, {})]
     if runtime.world_size > 1:
         for wire in ("fp16", "int8"):
-            # TorchRec has no int8 for the sums of row-wise shards.
+            # TorchRec does not support int8 for the partial sums of row-wise shards.
             changes = {"forward_precision": wire, "backward_precision": wire, "types": ("table_wise",)}
             found.append(Mode(f"fp32, {wire} on the wire", False, {"sharding": changes}))
     if has_native_bf16(runtime.device):
@@ -56,20 +56,20 @@ def modes(runtime: Runtime) -> list[Mode]:
 
 
 def bench_quality(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
-    """Collective: train each mode on `options.samples` samples from `options.seeds` seeds.
+    """Train each mode on `options.samples` samples with `options.seeds` seeds (collective).
 
-    `kept`: whether the mean AUC of every mode is at most BOUND below stock's.
+    `kept` is whether the mean AUC of every mode is at most BOUND below stock's.
     """
-    config = _smaller(config)
+    config = _limit_rows(config)
     steps = max(1, options.samples // config.train.batch_size)
     found: dict[str, list[float]] = {mode.name: [] for mode in modes(runtime)}
     best = []
     with progress("training", len(found) * options.seeds * steps, "steps", runtime.is_main) as advance:
         for seed in range(options.seeds):
-            seeded = _changed(config, {"train": {"seed": config.train.seed + seed}})
-            seeded = _changed(seeded, {"data": {"seed": config.data.seed + seed}})
+            seeded = _with_changes(config, {"train": {"seed": config.train.seed + seed}})
+            seeded = _with_changes(seeded, {"data": {"seed": config.data.seed + seed}})
             for mode in modes(runtime):
-                found[mode.name].append(_auc(_changed(seeded, mode.changes), runtime, mode, steps, advance))
+                found[mode.name].append(_auc(_with_changes(seeded, mode.changes), runtime, mode, steps, advance))
             source = open_source(SourceContext(seeded, "eval", runtime.device))
             if isinstance(source, KnowsBestAuc):
                 best.append(source.best_auc(eval_size(source, seeded)))
@@ -90,12 +90,12 @@ def bench_quality(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     }
 
 
-def _smaller(config: TrainConfig) -> TrainConfig:
-    cap = min(_ROWS, config.model.num_embeddings_cap or _ROWS)
-    return _changed(config, {"model": {"num_embeddings_cap": cap}})
+def _limit_rows(config: TrainConfig) -> TrainConfig:
+    cap = min(_MAX_ROWS, config.model.num_embeddings_cap or _MAX_ROWS)
+    return _with_changes(config, {"model": {"num_embeddings_cap": cap}})
 
 
-def _changed(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> TrainConfig:
+def _with_changes(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> TrainConfig:
     tree = config.model_dump()
     for section, values in changes.items():
         tree[section] |= values
@@ -103,8 +103,8 @@ def _changed(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> TrainCo
 
 
 def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance: Callable[[], None]) -> float:
-    """Collective: held-out AUC of a new model after `steps` steps."""
-    runtime.precision = mode.precision  # type: ignore[assignment]  # one of those that the device has
+    """Return the held-out AUC of a new model after `steps` steps (collective)."""
+    runtime.precision = mode.precision  # type: ignore[assignment]  # a precision of this device
     job = build_stock(config, runtime) if mode.stock else build_sharded_model(config, runtime)
     job.dmp.train()
     source = open_source(SourceContext(config, "train", runtime.device))
@@ -121,34 +121,34 @@ def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance:
         pipeline.progress(batches)
         advance()
     pipeline.detach()
-    return _held_out(job, runtime, _logits_of_stock if mode.stock else _logits_of_ours)
+    return _held_out_auc(job, runtime, _stock_logits if mode.stock else _our_logits)
 
 
-def _logits_of_stock(job: ShardedModel, batch: Batch) -> Tensor:
+def _stock_logits(job: ShardedModel, batch: Batch) -> Tensor:
     _, (_, logits_B, _) = job.dmp(stock_batch(batch))
     found: Tensor = logits_B
     return found
 
 
-def _logits_of_ours(job: ShardedModel, batch: Batch) -> Tensor:
+def _our_logits(job: ShardedModel, batch: Batch) -> Tensor:
     _, (_, logits_B, _, _) = job.dmp(batch)
     found: Tensor = logits_B
     return found
 
 
-def _held_out(job: ShardedModel, runtime: Runtime, logits_of: Callable[[ShardedModel, Batch], Tensor]) -> float:
-    """Collective: AUC of all evaluation samples, the same on every process."""
+def _held_out_auc(job: ShardedModel, runtime: Runtime, logits: Callable[[ShardedModel, Batch], Tensor]) -> float:
+    """Return the AUC of all evaluation samples, the same on every process (collective)."""
     source = open_source(SourceContext(job.config, "eval", runtime.device))
     count = eval_size(source, job.config)
-    seen: list[Tensor] = []
+    scored: list[Tensor] = []
     job.dmp.eval()
     with torch.no_grad():
         for batch in eval_batches(source, job.config, count, runtime.rank, runtime.world_size, runtime.device):
             moved = batch.to(runtime.device)
-            assert moved.weights_B is not None, "eval_batches weighs every sample"
+            assert moved.weights_B is not None, "eval_batches gives every sample a weight"
             kept = moved.weights_B > 0
-            seen.append(torch.stack([logits_of(job, moved).detach().float().view(-1), moved.labels_B])[:, kept].cpu())
-    everyone: list[Any] = [None] * runtime.world_size
-    dist.all_gather_object(everyone, torch.cat(seen, dim=1))
-    scores, labels = torch.cat(everyone, dim=1)
+            scored.append(torch.stack([logits(job, moved).detach().float().view(-1), moved.labels_B])[:, kept].cpu())
+    gathered: list[Any] = [None] * runtime.world_size
+    dist.all_gather_object(gathered, torch.cat(scored, dim=1))
+    scores, labels = torch.cat(gathered, dim=1)
     return area_under_curve(scores, labels)

@@ -1,4 +1,4 @@
-"""How fast each source makes batches on one core, with its files in the page cache."""
+"""Speed of each source on one core, with its files in the page cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from trainer.bench.measures.sides import READING
+from trainer.bench.measures.variants import READING
 from trainer.bench.progress import progress
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, TrainConfig
 from trainer.data import Batch, SourceContext, open_source
 from trainer.runtime.malloc import apply_malloc
 
-Variants = dict[str, dict[str, Any]]
+DataOptions = dict[str, dict[str, Any]]  # options of `data` by name
 _ROWS = 1 << 18
 _PER_READ = 2_048
 _SECONDS = 3.0
@@ -30,38 +30,41 @@ _POOL = 100_000
 
 
 @contextmanager
-def made_files(config: TrainConfig) -> Iterator[Variants]:
-    """Options of `data` for files of 262,144 rows in a temporary folder: the synthetic source's samples with Criteo's
-    13 dense and 26 sparse features and the configured rows of a table, so that a step does the same work on them."""
+def sample_files(config: TrainConfig) -> Iterator[DataOptions]:
+    """Write 262,144 rows in each file format to a temporary folder; yield the options of `data` that read them.
+
+    They are samples of the synthetic source with Criteo's 13 dense and 26 sparse features and the configured rows per
+    table, so that a step does the same work on them.
+    """
     torch.set_num_threads(1)
     tree = config.model_dump()
     tree["data"] |= {"source": "synthetic", "num_dense": CRITEO_NUM_DENSE, "num_sparse": CRITEO_NUM_SPARSE}
     tree["data"]["ids_per_feature"] = 1
     tree["model"]["num_embeddings"] = min(config.rows_per_table)
-    made = open_source(SourceContext(TrainConfig.model_validate(tree), "train", torch.device("cpu"))).read(0, _ROWS)
+    batch = open_source(SourceContext(TrainConfig.model_validate(tree), "train", torch.device("cpu"))).read(0, _ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        yield {"criteo": _criteo_files(Path(folder), made), "parquet": _parquet_files(Path(folder), made)}
+        yield {"criteo": _criteo_files(Path(folder), batch), "parquet": _parquet_files(Path(folder), batch)}
 
 
-def bench_sources(config: TrainConfig, files: Variants) -> dict[str, Any]:
-    """Samples/s of one thread for the synthetic, Criteo and Parquet sources, shuffled, in reads of 2,048.
+def bench_sources(config: TrainConfig, files: DataOptions) -> dict[str, Any]:
+    """Measure samples/s of one thread for the synthetic, Criteo and Parquet sources, shuffled, in reads of 2,048.
 
-    The first epoch is read to warm up (page cache, Parquet's decoded row groups), the second one counts. Where decoding
-    is named, no decoded row group is kept: every one is read from its file, as in a first epoch; "of_arrow" is that
-    rate beside what Arrow alone reads of the same columns, which no reader built on it can exceed.
+    The first epoch warms up the page cache and Parquet's decoded row groups; the second one counts. The variants named
+    "decoding" keep no decoded row groups and decode each one again, as in a first epoch. For these "of_arrow" is the
+    rate divided by the rate at which Arrow alone reads the same columns, which no reader based on Arrow can exceed.
     """
     pa.set_cpu_count(1)
-    apply_malloc(config.train.malloc, torch.device("cpu"))  # as in training, where most of a read is not page faults
+    apply_malloc(config.train.malloc, torch.device("cpu"))  # as in training; otherwise page faults dominate a read
     with tempfile.TemporaryDirectory() as folder:
         kept = {"synthetic": {"source": "synthetic"}, "criteo npy": files["criteo"], "parquet": files["parquet"]}
         decoded = {
-            "parquet, decoding 26 hashed strings": _decoded(Path(folder) / "strings.parquet", _strings, hashed=True),
-            "parquet, decoding 26 lists of 0 to 3 ids": _decoded(Path(folder) / "lists.parquet", _lists, hashed=False),
+            "parquet, decoding 26 hashed strings": _decoded_file(folder, "strings", _strings, hashed=True),
+            "parquet, decoding 26 lists of 0 to 3 ids": _decoded_file(folder, "lists", _lists, hashed=False),
         }
-        variants = kept | decoded
-        with progress("reading", len(variants), "sources") as advance:
+        sources = kept | decoded
+        with progress("reading", len(sources), "sources") as advance:
             rates, of_arrow = {}, {}
-            for name, data in variants.items():
+            for name, data in sources.items():
                 rates[name] = _rate(config, data)
                 if name in decoded:
                     of_arrow[name] = rates[name] / _arrow_rate(data["path"])
@@ -69,19 +72,21 @@ def bench_sources(config: TrainConfig, files: Variants) -> dict[str, Any]:
     return {"sources": rates, "of_arrow": of_arrow, "rows": _ROWS, "samples_per_read": _PER_READ}
 
 
-def reading_sides(config: TrainConfig, files: Variants) -> dict[str, list[str]]:
-    """The configured source, read and in memory; for a synthetic one with Criteo's features, so that the model is the
-    same, also both kinds of files that hold its samples."""
-    sides = {f"{READING}{config.data.source.rpartition(':')[2]}": list[str]()}
+def reading_variants(config: TrainConfig, files: DataOptions) -> dict[str, list[str]]:
+    """Return the variants of a step: reading the configured source, and with batches in memory.
+
+    For a synthetic source of Criteo's shape, also reading its samples from both kinds of files: the model is the same.
+    """
+    variants = {f"{READING}{config.data.source.rpartition(':')[2]}": list[str]()}
     shape = (config.data.num_dense, config.data.num_sparse, config.data.ids_per_feature)
     one_size = len(set(config.rows_per_table)) == 1
     if config.data.source == "synthetic" and shape == (CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, 1) and one_size:
-        sides |= {READING + name: _as_options("--data", data) for name, data in files.items()}
-    return sides | {"cached": []}
+        variants |= {READING + name: _as_options("--data", data) for name, data in files.items()}
+    return variants | {"cached": []}
 
 
 def _as_options(name: str, value: Any) -> list[str]:
-    """A tree as command-line options."""
+    """Return a tree of values as command-line options."""
     if isinstance(value, dict):
         return [option for key in value for option in _as_options(f"{name}.{key.replace('_', '-')}", value[key])]
     return [name, value if isinstance(value, str) else json.dumps(value)]
@@ -102,7 +107,7 @@ def _rate(config: TrainConfig, data: dict[str, Any]) -> float:
 
 
 def _arrow_rate(path: str) -> float:
-    """Rows/s of one thread that reads the row groups in turn and does nothing with them."""
+    """Return the rows/s of one thread that only reads the row groups in turn."""
     file = pq.ParquetFile(path)
     began, rows = time.perf_counter(), 0
     while time.perf_counter() - began < _SECONDS:
@@ -111,31 +116,34 @@ def _arrow_rate(path: str) -> float:
     return rows / (time.perf_counter() - began)
 
 
-def _criteo_files(folder: Path, made: Batch) -> dict[str, Any]:
-    np.save(folder / "day_0_dense.npy", made.dense_BD.numpy())
-    np.save(folder / "day_0_sparse.npy", _ids(made).T.astype(np.int32, order="C"))
-    np.save(folder / "day_0_labels.npy", made.labels_B.numpy().astype(np.int32)[:, None])
+def _criteo_files(folder: Path, batch: Batch) -> dict[str, Any]:
+    np.save(folder / "day_0_dense.npy", batch.dense_BD.numpy())
+    np.save(folder / "day_0_sparse.npy", _ids(batch).T.astype(np.int32, order="C"))
+    np.save(folder / "day_0_labels.npy", batch.labels_B.numpy().astype(np.int32)[:, None])
     return {"source": "criteo", "path": str(folder), "criteo": {"train_days": (0,), "eval_days": ()}}
 
 
-def _parquet_files(folder: Path, made: Batch) -> dict[str, Any]:
-    dense = {f"dense_{i}": np.ascontiguousarray(made.dense_BD.numpy()[:, i]) for i in range(CRITEO_NUM_DENSE)}
-    sparse = {f"cat_{i}": ids for i, ids in enumerate(_ids(made))}
+def _parquet_files(folder: Path, batch: Batch) -> dict[str, Any]:
+    dense = {f"dense_{i}": np.ascontiguousarray(batch.dense_BD.numpy()[:, i]) for i in range(CRITEO_NUM_DENSE)}
+    sparse = {f"cat_{i}": ids for i, ids in enumerate(_ids(batch))}
     path = folder / "train.parquet"
-    table = pa.table({"label": made.labels_B.numpy().astype(np.int64), **dense, **sparse})
+    table = pa.table({"label": batch.labels_B.numpy().astype(np.int64), **dense, **sparse})
     pq.write_table(table, path, row_group_size=_ROWS // 8)
     columns = {"dense": list(dense), "sparse": list(sparse), "cache_groups": 8}
     return {"source": "parquet", "path": str(path), "eval_path": str(path), "parquet": columns}
 
 
-def _ids(made: Batch) -> npt.NDArray[np.int64]:
-    """(26, N)."""
-    ids: npt.NDArray[np.int64] = made.sparse.values().numpy().reshape(CRITEO_NUM_SPARSE, -1)
+def _ids(batch: Batch) -> npt.NDArray[np.int64]:
+    """Return the ids as (26, N)."""
+    ids: npt.NDArray[np.int64] = batch.sparse.values().numpy().reshape(CRITEO_NUM_SPARSE, -1)
     return ids
 
 
-def _decoded(path: Path, column: Callable[[np.random.Generator], pa.Array[Any]], hashed: bool) -> dict[str, Any]:
-    """A file whose row groups are decoded whenever they are met: one is kept, and they come in turn."""
+def _decoded_file(
+    folder: str, name: str, column: Callable[[np.random.Generator], pa.Array[Any]], *, hashed: bool
+) -> dict[str, Any]:
+    """Write a file whose row groups are decoded again on every visit, since the source keeps only one of them."""
+    path = Path(folder) / f"{name}.parquet"
     draw = np.random.default_rng(0)
     dense = {f"dense_{i}": draw.random(_ROWS, dtype=np.float32) for i in range(CRITEO_NUM_DENSE)}
     sparse = {f"cat_{i}": column(draw) for i in range(CRITEO_NUM_SPARSE)}
@@ -149,7 +157,7 @@ def _decoded(path: Path, column: Callable[[np.random.Generator], pa.Array[Any]],
 
 
 def _strings(draw: np.random.Generator) -> pa.Array[Any]:
-    """Eight characters each, of 100,000 different ones."""
+    """Return strings of eight characters, drawn from 100,000 different ones."""
     pool = pa.array([f"{number:08x}" for number in draw.integers(0, 2**32, _POOL)])
     return pool.take(draw.integers(0, _POOL, _ROWS))
 

@@ -1,6 +1,7 @@
-"""Ours and stock in turn, block by block, on the same batches: a drift of the machine's speed hits both.
+"""Compare our step with stock in the same processes, for GPUs and for jobs that are already launched.
 
-In the same processes, for GPUs and for jobs that somebody else has launched; `sides` gives each its own.
+Both run in turn, block by block, on the same batches, so that changes of the machine's speed affect both. On CPU
+`variants` gives each its own processes.
 """
 
 from __future__ import annotations
@@ -29,26 +30,25 @@ if TYPE_CHECKING:
 
 _CACHED_BATCHES = 10
 
-
-Measured = tuple[Callable[[int], float], dict[str, Any]]  # seconds of so many steps; what the side is
+Variant = tuple[Callable[[int], float], dict[str, Any]]  # a function that times a number of steps; facts about it
 
 
 def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
-    """Collective: samples/s of the whole job for both steps, and the median of their ratios pair by pair.
+    """Measure samples/s of the whole job for both steps, and the median of their ratios pair by pair (collective).
 
-    Each side has its own model and optimizer state and sees the same cached batches; a rate is
-    steps x global batch / seconds between two barriers. The device is waited for once a block.
+    Each variant has its own model and optimizer state and gets the same cached batches. A rate is
+    steps x global batch / seconds between two barriers, with one device synchronization per block.
     """
-    sides = {
+    variants = {
         "ours": ours(config, runtime, cached_batches(config, runtime)),
         "stock": stock(config, runtime, cached_batches(config, runtime)),
     }
-    for measure, _ in sides.values():
+    for measure, _ in variants.values():
         measure(options.warmup)
-    blocks: dict[str, list[float]] = {name: [] for name in sides}
+    blocks: dict[str, list[float]] = {name: [] for name in variants}
     with progress("measuring", options.blocks, "blocks", runtime.is_main) as advance:
         for _ in range(options.blocks):
-            for name, (measure, _) in sides.items():
+            for name, (measure, _) in variants.items():
                 blocks[name].append(options.steps * config.train.batch_size / measure(options.steps))
             advance()
     ratios = [ours / stock for ours, stock in zip(blocks["ours"], blocks["stock"], strict=True)]
@@ -58,9 +58,9 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         "ratio": statistics.median(ratios),
         "ours_blocks": blocks["ours"],
         "stock_blocks": blocks["stock"],
-        "ours_precision": sides["ours"][1]["precision"],
-        "stock_precision": sides["stock"][1]["precision"],
-        "ours_fast": sides["ours"][1]["fast"],
+        "ours_precision": variants["ours"][1]["precision"],
+        "stock_precision": variants["stock"][1]["precision"],
+        "ours_fast": variants["ours"][1]["fast"],
         "processes": runtime.world_size,
         "batch_per_process": config.train.batch_size // runtime.world_size,
         "device": runtime.device.type,
@@ -70,28 +70,28 @@ def bench_steps(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
 
 
 def read_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
-    """This process's share of step after step, read ahead as in training."""
+    """Return this process's share of all steps, prefetched as in training."""
     source = open_source(SourceContext(config, "train", runtime.device))
     return train_batches(source, config, 0, sys.maxsize, runtime.rank, runtime.world_size, runtime.device)
 
 
 def cached_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
-    """This process's share of the first steps, in memory, again and again."""
+    """Return this process's share of the first steps, held in memory and repeated."""
     source = open_source(SourceContext(config, "train", runtime.device))
     ranks = (runtime.rank, runtime.world_size, runtime.device)
     return itertools.cycle(list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks)))
 
 
-def ours(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Measured:
-    """Collective: the step of `python -m trainer`."""
+def ours(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Variant:
+    """Build the step of `python -m trainer` (collective)."""
     job = build_sharded_model(config, runtime)
     job.dmp.train()
     facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.resolved}}
     return _timed(Pipeline(job).progress, batches, runtime), facts
 
 
-def stock(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Measured:
-    """Collective: the step of TorchRec's examples."""
+def stock(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Variant:
+    """Build the step of TorchRec's examples (collective)."""
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
     job = build_stock(config, runtime)

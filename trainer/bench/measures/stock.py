@@ -1,5 +1,4 @@
-"""The step that TorchRec's own examples run: its DLRM modules, default sharder and pipeline, the same optimizers as
-ours."""
+"""The stock step, as in TorchRec's examples: its DLRM modules, default sharder and pipeline, with our optimizers."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from trainer.sharding.sharded_model import ShardedModel
 
 
 def build_stock(config: TrainConfig, runtime: Runtime) -> ShardedModel:
-    """Collective: the stock model, planned, sharded and initialised the way TorchRec's examples do."""
+    """Build the stock model, planned, sharded and initialised as in TorchRec's examples (collective)."""
     pooling = PoolingType.SUM if config.model.pooling == "sum" else PoolingType.MEAN
     tables = table_configs(config, config.rows_per_table, pooling)
     collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
@@ -65,5 +64,5 @@ def build_stock(config: TrainConfig, runtime: Runtime) -> ShardedModel:
 
 
 def stock_batch(batch: Batch) -> StockBatch:
-    """The same samples in the class that TorchRec's DLRMTrain reads."""
+    """Return the same samples in the class that TorchRec's DLRMTrain reads."""
     return StockBatch(batch.dense_BD, batch.sparse, batch.labels_B)

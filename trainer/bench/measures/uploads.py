@@ -1,4 +1,4 @@
-"""How quickly a checkpoint reaches an object store, beside one big file that the same library uploads there."""
+"""Upload speed of a checkpoint to an object store, compared with one large file uploaded by the same library."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ PAIRS = 3
 
 
 def bench_uploads(checkpointer: Checkpointer, store: CheckpointStore, folder: str, step: int) -> dict[str, Any]:
-    """Collective: MB/s of saving the job's state under `step` and onwards, and of `pipe_file` with as many bytes from
-    one process, in turn; `ratio` is the median of pairs."""
+    """Measure MB/s of saves and of `pipe_file` with as many bytes from one process, in turn (collective).
+
+    Saves are numbered from `step` on. `ratio` is the median of pairs.
+    """
     rates: dict[str, list[float]] = {"checkpoint": [], "one_file": []}
     size = 0
     for number in range(step, step + PAIRS + 1):  # the first pair opens connections
         seconds = _timed(lambda number=number: checkpointer.save(Progress(number, 0)))  # type: ignore[misc]
         size = sum(int(file["bytes"]) for file in _marker(store, number)["files"].values())
         rates["checkpoint"].append(size / seconds / 1e6)
-        rates["one_file"].append(size / _one_file(folder, size) / 1e6)
+        rates["one_file"].append(size / _upload_one_file(folder, size) / 1e6)
     pairs = list(zip(rates["checkpoint"][1:], rates["one_file"][1:], strict=True))
     return {
         "bytes": size,
@@ -43,8 +45,8 @@ def _marker(store: CheckpointStore, step: int) -> dict[str, Any]:
     return marker
 
 
-def _one_file(folder: str, size: int) -> float:
-    """Seconds for `size` bytes through the library's own parallel upload, by rank 0; the others wait."""
+def _upload_one_file(folder: str, size: int) -> float:
+    """Return the seconds of the library's parallel upload of `size` bytes by rank 0; the others wait."""
     main = dist.get_rank() == 0
     data = os.urandom(size) if main else b""
     fs, root = url_to_fs(folder)  # type: ignore[no-untyped-call]
@@ -54,9 +56,9 @@ def _one_file(folder: str, size: int) -> float:
     return seconds
 
 
-def _timed(work: Callable[[], Any]) -> float:
+def _timed(operation: Callable[[], Any]) -> float:
     dist.barrier()
     began = time.perf_counter()
-    work()
+    operation()
     dist.barrier()
     return time.perf_counter() - began

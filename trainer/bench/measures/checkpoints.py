@@ -1,4 +1,4 @@
-"""What checkpoints cost: training with a save in every block beside training without, and what a save blocks."""
+"""Cost of checkpoints: training with a save in every block compared with training without, and how long saves block."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ _CACHED_BATCHES = 10
 
 
 class _Bench:
-    """One job with a saver of its own run, `<train.run>-bench`, which it removes at the end."""
+    """A job that saves the run `<train.run>-bench`, which it deletes at the end."""
 
     def __init__(self, config: TrainConfig, runtime: Runtime) -> None:
         source = open_source(SourceContext(config, "train", runtime.device))
         ranks = (runtime.rank, runtime.world_size, runtime.device)
         self._batches = itertools.cycle(list(train_batches(source, config, 0, _CACHED_BATCHES, *ranks)))
         self._config, self._runtime = config, runtime
-        self._job = build_sharded_model(config, runtime)
-        self._job.dmp.train()
-        self._pipeline = Pipeline(self._job)
+        self._model = build_sharded_model(config, runtime)
+        self._model.dmp.train()
+        self._pipeline = Pipeline(self._model)
         self._run = f"{config.train.run}-bench"[:42]
         self._store = open_store(config.checkpoint.uri, self._run, config.checkpoint)
-        self.checkpointer = Checkpointer(self._job, self._store)
+        self.checkpointer = Checkpointer(self._model, self._store)
         self.events: list[dict[str, Any]] = []
         self.saver = Saver(self.checkpointer, config.checkpoint, lambda _, **fields: self.events.append(fields))
         self._vote = AsyncVote(timedelta(seconds=config.train.timeout_seconds))
         self._step = 0
-        self.shares: list[float | None] = []  # of each block with a save: what the save adds to its steps
+        self.overheads: list[float | None] = []  # of each block with a save
 
     def seconds(self, steps: int, with_save: bool) -> float:
-        """Of `steps` steps between two barriers, each followed by the agreement that any training has; with a save
-        begun after the first step and written by the last."""
+        """Return the seconds of `steps` steps between two barriers, each followed by the vote of normal training.
+
+        A save starts after the first step and is complete at the end.
+        """
         dist.barrier()
         began = time.perf_counter()
-        steps_during, steps_after, ended = list[float](), list[float](), began
+        steps_during, other_steps, ended = list[float](), list[float](), began
         for number in range(steps):
             self._step += 1
             during = self.saver.busy
@@ -65,10 +67,10 @@ class _Bench:
                 self.saver.start(self.progress)
                 during = True
             last, ended = ended, time.perf_counter()
-            (steps_during if during else steps_after).append(ended - last)
+            (steps_during if during else other_steps).append(ended - last)
         if with_save:
             self.saver.wait()
-            self.shares.append(share_of_save(steps_during, steps_after))
+            self.overheads.append(save_overhead(steps_during, other_steps))
         self._vote.close()
         if self._runtime.device.type == "cuda":
             torch.cuda.synchronize(self._runtime.device)
@@ -77,53 +79,55 @@ class _Bench:
 
     @property
     def progress(self) -> Progress:
-        """How far the job is."""
+        """Progress of the job."""
         return Progress(self._step, self._step * self._config.train.batch_size)
 
     def synchronous_seconds(self) -> float:
-        """Of a save that training waits for, from the same state."""
+        """Return the seconds of a save that training waits for, from the same state."""
         dist.barrier()
         began = time.perf_counter()
         self.checkpointer.save(Progress(self._step + 1, 0))
         return time.perf_counter() - began
 
     def uploads(self) -> dict[str, Any] | None:
-        """Collective: see bench_uploads; None for a folder of this machine."""
+        """Measure uploads; return None if checkpoints are on a local disk (collective)."""
         checkpoint = self._config.checkpoint
         if is_local(checkpoint.uri):
             return None
-        _say(self._runtime, "upload beside one big file")
+        _log_progress(self._runtime, "upload, compared with one large file")
         return bench_uploads(self.checkpointer, self._store, run_uri(checkpoint.uri, self._run), self._step + 2)
 
     def close(self) -> None:
-        """Leave no checkpoint behind."""
+        """Delete the checkpoints."""
         if self._runtime.is_main:
             for step in [*self._store.complete_steps(), *self._store.incomplete_steps()]:
                 self._store.delete(step)
 
 
-def share_of_save(steps_during: list[float], steps_after: list[float]) -> float | None:
-    """What a save adds to the time of a block: how much longer the steps during it took than as many of the others did
-    on average, by the time of so many of the others as the block has steps. The machine's drift from block to block
-    does not touch it, as it does the ratio of whole blocks. None where the save lasted for the whole block."""
-    if not steps_after:
+def save_overhead(steps_during: list[float], other_steps: list[float]) -> float | None:
+    """Return the share that a save adds to the time of its block, or None if it lasted for the whole block.
+
+    It compares the steps during the save with the other steps of the same block. Unlike the ratio of whole blocks, it
+    does not depend on changes of the machine's speed between blocks.
+    """
+    if not other_steps:
         return None
-    usual = statistics.mean(steps_after)
-    return (sum(steps_during) - usual * len(steps_during)) / (usual * (len(steps_during) + len(steps_after)))
+    usual = statistics.mean(other_steps)
+    return (sum(steps_during) - usual * len(steps_during)) / (usual * (len(steps_during) + len(other_steps)))
 
 
-def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
-    """Collective: samples/s of blocks with and without a save, in turn; the median of their ratios pair by pair."""
+def bench_checkpoints(config: TrainConfig, runtime: Runtime, options: BenchOptions) -> dict[str, Any]:
+    """Measure samples/s of blocks with and without a save, in turn, and the median of their ratios (collective)."""
     bench = _Bench(config, runtime)
     try:
         bench.seconds(options.warmup, with_save=False)
-        bench.seconds(options.warmup, with_save=True)  # the first save makes its buffers
+        bench.seconds(options.warmup, with_save=True)  # the first save allocates its buffers
         bench.events.clear()
-        bench.shares.clear()
+        bench.overheads.clear()
         blocks: dict[str, list[float]] = {"with": [], "without": []}
         synchronous = []
         for number in range(options.blocks):
-            _say(runtime, f"block {number + 1} of {options.blocks}")
+            _log_progress(runtime, f"block {number + 1} of {options.blocks}")
             for name in blocks if number % 2 else reversed(blocks):
                 rate = options.steps * config.train.batch_size / bench.seconds(options.steps, name == "with")
                 blocks[name].append(rate)
@@ -132,8 +136,8 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     finally:
         bench.close()
     ratios = [on / off for on, off in zip(blocks["with"], blocks["without"], strict=True)]
-    shares = [share for share in bench.shares if share is not None]
-    timed = shares and runtime.device.type == "cpu"  # a GPU's steps are queued, not timed one by one
+    overheads = [overhead for overhead in bench.overheads if overhead is not None]
+    timed = overheads and runtime.device.type == "cpu"  # a GPU's steps are queued, so single steps cannot be timed
     blocked = [event["blocked_seconds"] for event in bench.events]
     return {
         "with": statistics.median(blocks["with"]),
@@ -141,7 +145,7 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
         "ratio": statistics.median(ratios),
         "with_blocks": blocks["with"],
         "without_blocks": blocks["without"],
-        "save_share": statistics.median(shares) if timed else None,
+        "save_share": statistics.median(overheads) if timed else None,
         "steps_per_save": options.steps,
         "synchronous_seconds": statistics.median(synchronous),
         "blocked_seconds": statistics.median(blocked),
@@ -153,8 +157,8 @@ def bench_saves(config: TrainConfig, runtime: Runtime, options: BenchOptions) ->
     }
 
 
-def _say(runtime: Runtime, text: str) -> None:
-    """One line of progress, from rank 0."""
+def _log_progress(runtime: Runtime, text: str) -> None:
+    """Print a line of progress on rank 0."""
     if runtime.is_main:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
