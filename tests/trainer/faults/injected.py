@@ -1,4 +1,4 @@
-"""Faults that a process inflicts on itself: kill -9, a hang, a full disk, a slow write, at a chosen moment."""
+"""Faults that a process injects into itself at a given moment: kill -9, a hang, a full disk, slow writes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def die() -> None:
 
 
 def inject(fault: dict[str, Any]) -> None:
-    """`kind` and its numbers: see FAULTS. Everything before the moment is as always."""
+    """Install a fault; `kind` is a key of FAULTS, the other entries are its arguments."""
     FAULTS[fault["kind"]](**{key: value for key, value in fault.items() if key != "kind"})
 
 
 def at_call(owner: type, name: str, number: int, act: Callable[[], None]) -> None:
-    """Do `act` first in the `number`-th call (from 1) of a method."""
+    """Call `act` at the start of the `number`-th call (from 1) of a method."""
     original, calls, lock = getattr(owner, name), [0], threading.Lock()
 
     def counted(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -41,7 +41,7 @@ def at_call(owner: type, name: str, number: int, act: Callable[[], None]) -> Non
 
 
 def kill_in_step(step: int, delay: float) -> None:
-    """`delay` seconds into the `step`-th step of this process, from a thread: in whatever it does at that moment."""
+    """Kill the process `delay` seconds into its `step`-th step, from a thread, at an arbitrary point of the step."""
 
     def later() -> None:
         threading.Timer(delay, die).start()
@@ -50,27 +50,27 @@ def kill_in_step(step: int, delay: float) -> None:
 
 
 def kill_in_save(write: int) -> None:
-    """At the n-th piece that this process writes into any checkpoint: files are half written."""
+    """Kill the process at the n-th piece that it writes into any checkpoint, with files half written."""
     at_call(ChecksumWriter, "write", write, die)
 
 
 def kill_before_marker(commit: int) -> None:
-    """When all files are written and the marker is not (rank 0 alone gets there)."""
+    """Kill the process when all files but the marker are written; only rank 0 writes the marker."""
     at_call(FsspecStore, "commit", commit, die)
 
 
 def kill_in_load(read: int) -> None:
-    """At the n-th read from a checkpoint."""
+    """Kill the process at the n-th read from a checkpoint."""
     at_call(VerifiedReader, "readinto", read, die)
 
 
 def hang_in_step(step: int) -> None:
-    """For ever."""
+    """Hang forever in a step."""
     at_call(Pipeline, "progress", step, lambda: time.sleep(10_000))
 
 
 def full_disk(first: int, last: int) -> None:
-    """No space in the saves `first` to `last` of this process."""
+    """Fail the saves `first` to `last` of this process with a full disk."""
     original, saves = manager.Checkpointer.write, [0]
 
     def write(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def full_disk(first: int, last: int) -> None:
 
 
 def slow_writes(seconds: float) -> None:
-    """Every piece takes that long, as on a loaded file server."""
+    """Delay every written piece, as on a loaded file server."""
     wrote = ChecksumWriter.write
 
     def write(self: Any, data: Any) -> int:
@@ -100,7 +100,7 @@ def slow_writes(seconds: float) -> None:
 
 
 def slow_steps(seconds: float) -> None:
-    """Every step takes that much longer."""
+    """Delay every step."""
     progressed = Pipeline.progress
 
     def progress(self: Any, batches: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs that are killed again and again at moments drawn from a seed, and what became of their samples."""
+"""Runs killed repeatedly at seeded random moments, and checks of the samples that they trained on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHANGES = {
 
 
 @dataclass
-class Story:
-    """What happened to one run."""
+class History:
+    """The history of one run."""
 
     kills: int = 0
     attempts: list[Attempt] = field(default_factory=list)
@@ -30,17 +30,17 @@ class Story:
 
     @property
     def resumes(self) -> int:
-        """Starts that went on from a checkpoint."""
+        """Number of starts that resumed from a checkpoint."""
         return sum(attempt.resumed_at() is not None for attempt in self.attempts)
 
     @property
     def trained(self) -> list[Attempt]:
-        """Starts that lived to their first step; those that died while they loaded have done nothing."""
+        """Starts that began to train; the others were killed while they loaded a checkpoint."""
         return [a for a in self.attempts if any(e["event"] == "start" for e in a.events())]
 
     @property
     def steps_lost(self) -> list[int]:
-        """Per start but the first: steps that were trained before it and had to be trained again."""
+        """Steps that each start after the first had to train again."""
         lost, reached = [], 0
         for attempt in self.trained:
             start = attempt.resumed_at() or 0
@@ -49,7 +49,7 @@ class Story:
         return lost[1:]
 
     def losses(self) -> dict[int, float]:
-        """Step -> loss along the line that led to the end: of each start what no later start went back before."""
+        """Return the loss of each step that led to the result, without steps that a later start trained again."""
         found: dict[int, float] = {}
         for attempt in self.trained:
             start = attempt.resumed_at() or 0
@@ -58,7 +58,7 @@ class Story:
         return found
 
     def misplaced_samples(self) -> int:
-        """Samples that this line trained twice or not at all: it must be BATCH samples for every step, in order."""
+        """Return how many samples were trained twice or skipped; every step must train BATCH samples in order."""
         wrong = 0
         for attempt in self.attempts:
             for event in attempt.events():
@@ -68,16 +68,16 @@ class Story:
         return wrong + BATCH * len(set(range(1, STEPS + 1)) ^ set(steps))
 
 
-def killed_runs(make: Callable[[], Machines], worlds: Sequence[int], kills: int, seed: int) -> list[Story]:
-    """As many runs, one after another with seeds from `seed` on, as `kills` kills take."""
-    stories: list[Story] = []
-    while (left := kills - sum(story.kills for story in stories)) > 0:
-        stories.append(killed_run(make(), worlds, min(left, KILLS_PER_RUN), seed + len(stories)))
-    return stories
+def killed_runs(make: Callable[[], Machines], worlds: Sequence[int], kills: int, seed: int) -> list[History]:
+    """Run, one after another with seeds from `seed`, as many runs as `kills` kills need."""
+    histories: list[History] = []
+    while (left := kills - sum(history.kills for history in histories)) > 0:
+        histories.append(killed_run(make(), worlds, min(left, KILLS_PER_RUN), seed + len(histories)))
+    return histories
 
 
 def draw_fault(draw: random.Random, rank: int) -> dict[str, Any]:
-    """A kill -9 in a step, while files are written, between files and marker, or while a checkpoint is read."""
+    """Draw a kill -9 in a step, while files are written, before the marker, or while a checkpoint is read."""
     kinds = ["kill_in_step", "kill_in_save", "kill_in_load"] + (["kill_before_marker"] if rank == 0 else [])
     kind = draw.choice(kinds)
     if kind == "kill_in_step":
@@ -89,22 +89,26 @@ def draw_fault(draw: random.Random, rank: int) -> dict[str, Any]:
     return {"kind": kind, "commit": draw.randint(1, 3)}
 
 
-def killed_run(machines: Machines, worlds: Sequence[int], kills: int, seed: int) -> Story:
-    """Start the run until it has finished, each time on the next of `worlds` processes, with a fault in every start
-    until `kills` processes have died of kill -9. (A moment may come too late for a start that is nearly through.)"""
-    draw, story, died = random.Random(seed), Story(), 0
+def killed_run(machines: Machines, worlds: Sequence[int], kills: int, seed: int) -> History:
+    """Start a run until it completes, each time on the next of `worlds` processes, with `kills` processes killed.
+
+    Every start gets a fault until that many processes have died. A fault may come too late for a start near its end.
+    """
+    draw, history, died = random.Random(seed), History(), 0
     machines.changes = CHANGES
-    while not story.result:
-        world = worlds[len(story.attempts) % len(worlds)]
+    while not history.result:
+        world = worlds[len(history.attempts) % len(worlds)]
         victim = draw.randrange(world)
         fault = draw_fault(draw, victim)
         attempt = machines.start(world, {victim: fault} if died < kills else {})
         codes = attempt.wait()
-        story.attempts.append(attempt)
+        history.attempts.append(attempt)
         died += codes.count(-9)
         if codes == [0] * world:
-            story.result = result_of(attempt)
+            history.result = result_of(attempt)
         else:
-            assert -9 in codes, f"nobody was killed, yet {codes}:\n{attempt.log.read_text()[-6000:]}"
-    story.kills = died
-    return story
+            assert -9 in codes, (
+                f"no process was killed, but the exit codes are {codes}:\n{attempt.log.read_text()[-6000:]}"
+            )
+    history.kills = died
+    return history

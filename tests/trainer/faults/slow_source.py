@@ -1,4 +1,4 @@
-"""The synthetic stream at a pace that leaves time for faults."""
+"""A slow synthetic stream that leaves time for faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.data import Batch
 
 
 class Slow(Odd):
-    """Every batch takes 30 ms longer. Give it `data.options.at` beyond the run: nothing else is odd."""
+    """A stream with 30 ms of delay per batch; set `data.options.at` beyond the run to avoid other faults."""
 
     def read(self, position: int, count: int) -> Batch:
         time.sleep(0.03)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from killed import CHANGES, KILLS_PER_RUN, Story, killed_run
+from killed import CHANGES, KILLS_PER_RUN, History, killed_run
 from machines import Machines, Zygote, result_of
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +24,7 @@ def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     console, zygote = Console(stderr=True), Zygote()
-    told: dict[str, list[Story]] = {name: [] for name in WORLDS}
+    told: dict[str, list[History]] = {name: [] for name in WORLDS}
     expected: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
 
@@ -38,33 +38,33 @@ def main() -> int:
         done, names = 0, list(WORLDS)
         while done < kills:
             name = names[sum(map(len, told.values())) % len(names)]
-            story = killed_run(machines(), WORLDS[name], min(KILLS_PER_RUN, kills - done), seed)
+            history = killed_run(machines(), WORLDS[name], min(KILLS_PER_RUN, kills - done), seed)
             seed += 1
-            done += story.kills
-            told[name].append(story)
-            console.print(f"{done} of {kills} kills; {name} processes, {len(story.attempts)} starts", highlight=False)
+            done += history.kills
+            told[name].append(history)
+            console.print(f"{done} of {kills} kills; {name} processes, {len(history.attempts)} starts", highlight=False)
         table, good = tabulated(told, expected)
     Console().print(table)
     zygote.close()
     return 0 if good else 1
 
 
-def tabulated(told: dict[str, list[Story]], expected: dict[int, float]) -> tuple[Table, bool]:
+def tabulated(told: dict[str, list[History]], expected: dict[int, float]) -> tuple[Table, bool]:
     """One row per kind of run, and whether all is as it must be."""
     table, good = Table(title="kill -9 of a random process at a random moment"), True
     for column in ("processes", "runs", "kills", "resumes", "steps lost at most", "samples repeated or skipped"):
         table.add_column(column, justify="right")
     table.add_column("final loss")
-    for name, stories in told.items():
-        wrong = sum(story.misplaced_samples() for story in stories)
-        losses = {story.result["loss"] for story in stories}
+    for name, histories in told.items():
+        wrong = sum(history.misplaced_samples() for history in histories)
+        losses = {history.result["loss"] for history in histories}
         wanted = expected[WORLDS[name][-1]]
         exact = losses <= {wanted}
         near = all(abs(loss - wanted) < CLOSE for loss in losses)
         good &= wrong == 0 and (exact if name != "mixed" else near)
         verdict = "equal" if exact else f"within {max(abs(loss - wanted) for loss in losses):.1e}"
-        counts = (len(stories), sum(s.kills for s in stories), sum(s.resumes for s in stories))
-        lost = max((step for s in stories for step in s.steps_lost), default=0)
+        counts = (len(histories), sum(s.kills for s in histories), sum(s.resumes for s in histories))
+        lost = max((step for s in histories for step in s.steps_lost), default=0)
         table.add_row(name, *map(str, counts), str(lost), str(wrong), verdict)
     return table, good
 

@@ -1,5 +1,4 @@
-"""Jobs under `trainer launch` and torchrun: a killed worker comes back, a lost machine shrinks the job, a new one grows
-it."""
+"""Jobs under `trainer launch` and torchrun: killed workers, lost machines and new machines."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from small_jobs import ROOT, environment, tiny, tiny_tree, trainer
 from trainer.errors import UserError
 from trainer.launch.launcher import launch
 
-SECONDS = 300.0  # importing torch and TorchRec takes a quarter of a minute on a busy machine, and each start does it
+SECONDS = 300.0  # every start imports torch and TorchRec, a quarter of a minute on a busy machine
 
 
 class Agent:
-    """A launcher with its workers, in a session of its own: a machine that can be lost as a whole."""
+    """A launcher with its workers in a separate session, like a machine that can be lost as a whole."""
 
     def __init__(self, command: list[str], log: Path, folders: str = "") -> None:
         self.log = log
@@ -49,7 +48,7 @@ class Agent:
         ]
 
     def lose(self) -> None:
-        """The machine loses its power: agent and workers, which are in sessions of their own."""
+        """Kill the agent and its workers, like a machine that loses power."""
         for pid in [self.process.pid, *self.workers()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -57,11 +56,11 @@ class Agent:
 
 
 def wait_for(agents: list[Agent], name: str, **fields: Any) -> dict[str, Any]:
-    """The first event with these fields in the log of any agent; a function as a field is a condition."""
+    """Return the first event with these fields in the log of any agent; a function as a field is a condition."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for event in (e for agent in agents for e in agent.events(name)):
-            if all(want(event[k]) if callable(want) else event[k] == want for k, want in fields.items()):
+            if all(value(event[k]) if callable(value) else event[k] == value for k, value in fields.items()):
                 return event
         time.sleep(0.1)
     raise AssertionError("\n---\n".join(agent.log.read_text()[-4000:] for agent in agents))
@@ -69,7 +68,7 @@ def wait_for(agents: list[Agent], name: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def agents() -> Iterator[list[Agent]]:
-    """Those that are still there at the end are ended."""
+    """Collect agents and kill those that still run after the test."""
     started: list[Agent] = []
     yield started
     for agent in started:
@@ -77,8 +76,8 @@ def agents() -> Iterator[list[Agent]]:
             agent.lose()
 
 
-def written(folder: Path, **changes: Any) -> list[str]:
-    """`train --config FILE` for a run `a` under `folder`."""
+def write_config(folder: Path, **changes: Any) -> list[str]:
+    """Write the settings of a run `a` under `folder` and return `train --config FILE`."""
     dotted: dict[str, Any] = {"checkpoint.uri": str(folder), "train.run": "a", "metrics.log_every": 5}
     dotted |= {"checkpoint.every_steps": 10, "data.source": "slow_source:Slow", "train.steps": 150}
     dotted |= {"data.options": {"at": -1}}
@@ -92,44 +91,44 @@ HERE = os.pathsep.join([str(_FAULTS), str(_FAULTS.parent)])
 
 
 @pytest.mark.parametrize("launcher", ["launch", "torchrun"])
-def test_a_killed_worker_comes_back_and_the_run_ends_as_if_nothing_had_happened(
-    launcher: str, tmp_path: Path, agents: list[Agent]
-) -> None:
+def test_a_killed_worker_is_restarted_and_the_run_completes(launcher: str, tmp_path: Path, agents: list[Agent]) -> None:
     own = ["trainer", "launch", "--nproc", "2", "--max-restarts", "2"]
     plain = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "--max_restarts", "2", "-m", "trainer"]
-    agent = Agent((own if launcher == "launch" else plain) + written(tmp_path, train__steps=60), tmp_path / "log", HERE)
+    agent = Agent(
+        (own if launcher == "launch" else plain) + write_config(tmp_path, train__steps=60), tmp_path / "log", HERE
+    )
     agents.append(agent)
     wait_for(agents, "checkpoint", step=20)
     os.kill(agent.workers()[1], signal.SIGKILL)
     assert agent.process.wait(SECONDS) == 0, agent.log.read_text()[-4000:]
     (resumed,) = agent.events("resume")
     assert resumed["step"] >= 20
-    assert agent.events("start")[1]["restart"] == 1, "the processes missed each other at first"
+    assert agent.events("start")[1]["restart"] == 1, "the processes needed a second restart to connect"
     assert agent.events("result")[0]["step"] == 60
 
 
-def test_processes_whose_launcher_was_killed_save_and_go(tmp_path: Path, agents: list[Agent]) -> None:
-    train = written(tmp_path, train__steps=100_000, fault__save_if_older_seconds=0)
+def test_processes_save_and_exit_when_their_launcher_is_killed(tmp_path: Path, agents: list[Agent]) -> None:
+    train = write_config(tmp_path, train__steps=100_000, fault__save_if_older_seconds=0)
     agent = Agent(["trainer", "launch", "--nproc", "2", *train], tmp_path / "log", HERE)
     agents.append(agent)
     wait_for(agents, "train", step=lambda step: step >= 5)
     workers = agent.workers()
     agent.process.kill()
     agent.process.wait()
-    gone = wait_for(agents, "preempted")
-    assert gone["because"] == f"the launcher (process {agent.process.pid}) has died"
-    assert gone["saved_step"] == gone["step"]
+    preempted = wait_for(agents, "preempted")
+    assert preempted["because"] == f"the launcher (process {agent.process.pid}) has died"
+    assert preempted["saved_step"] == preempted["step"]
     until = time.monotonic() + SECONDS
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < until, "they stayed, beside the processes of the next start"
+        assert time.monotonic() < until, "they continued next to the processes of the next start"
         time.sleep(0.1)
 
 
-def test_a_lost_machine_shrinks_the_job_and_one_that_comes_back_grows_it(tmp_path: Path, agents: list[Agent]) -> None:
+def test_a_lost_machine_shrinks_the_job_and_a_new_one_grows_it(tmp_path: Path, agents: list[Agent]) -> None:
     port = free_port()
     meet = ["--nnodes", "1:2", "--max-restarts", "9", "--rdzv-endpoint", f"127.0.0.1:{port}", "--nproc", "1"]
     quick = ["--rdzv-conf", "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"]
-    command = ["trainer", "launch", *meet, *quick, *written(tmp_path, train__steps=100_000)]
+    command = ["trainer", "launch", *meet, *quick, *write_config(tmp_path, train__steps=100_000)]
 
     def start(name: str) -> Agent:
         agent = Agent(command, tmp_path / name, HERE)
@@ -146,14 +145,14 @@ def test_a_lost_machine_shrinks_the_job_and_one_that_comes_back_grows_it(tmp_pat
     lost_at = time.time()
     shrunk = wait_for([first], "start", processes=1, time=lambda at: at > lost_at)
     resumed = wait_for([first], "resume", time=lambda at: at > lost_at)
-    assert resumed["step"] >= 10, "it began anew instead of at the last checkpoint"
+    assert resumed["step"] >= 10, "it started from the beginning instead of the last checkpoint"
     third = start("third")
     wait_for([first, third], "start", processes=2, time=lambda at: at > shrunk["time"])
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(SECONDS) == 75, first.log.read_text()[-4000:]
 
 
-def test_a_batch_per_process_grows_with_the_job(machines: Machines) -> None:
+def test_a_batch_size_per_process_grows_with_the_job(machines: Machines) -> None:
     machines.changes = {"train.batch_size_is": "per_process", "train.batch_size": 24}
     found = {}
     for world in (1, 2):
@@ -164,11 +163,11 @@ def test_a_batch_per_process_grows_with_the_job(machines: Machines) -> None:
         assert result["position"] == 4 * 24 * world
     assert [found[w]["batch_size"] for w in (1, 2)] == [24, 48]
     assert [found[w]["batch_per_process"] for w in (1, 2)] == [24, 24]
-    assert tiny({"train.batch_size": 24}).for_processes(2).train.batch_size == 24, "global is what it says"
+    assert tiny({"train.batch_size": 24}).for_processes(2).train.batch_size == 24, "a global batch size must not grow"
 
 
-def test_a_mistake_of_the_user_is_not_made_again_by_a_restart(tmp_path: Path) -> None:
-    arguments = written(tmp_path, train__batch_size=33, data__source="synthetic")
+def test_a_user_error_is_not_repeated_by_a_restart(tmp_path: Path) -> None:
+    arguments = write_config(tmp_path, train__batch_size=33, data__source="synthetic")
     ended = trainer("launch", "--nproc", "2", "--max-restarts", "3", *arguments)
     assert ended.returncode == 2
     assert ended.stderr.count("error: ") == 1, ended.stderr
@@ -185,7 +184,7 @@ def test_a_mistake_of_the_user_is_not_made_again_by_a_restart(tmp_path: Path) ->
         (["--max-restarts"], "option --max-restarts needs a value"),
     ],
 )
-def test_an_option_of_the_launcher_that_makes_no_sense_is_told(arguments: list[str], message: str) -> None:
+def test_a_wrong_launcher_option_is_an_error(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         launch(arguments)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""A step that hangs ends the job with the stack of the process that hangs, and with the code for a restart."""
+"""A hanging step ends the job with the stack of the process that hangs, and with the exit code for a restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from machines import Machines
 CHANGES = {"train.steps": 2000, "metrics.log_every": 1, "fault.step_timeout_seconds": 2, "checkpoint.every_minutes": 0}
 
 
-def test_a_process_that_hangs_ends_all_and_its_stack_is_told(machines: Machines) -> None:
+def test_a_hanging_process_ends_all_and_its_stack_is_printed(machines: Machines) -> None:
     machines.changes = CHANGES
     ended = machines.start(2, {1: {"kind": "hang_in_step", "step": 20}})
     assert ended.wait(help_along=False) == [75, 75], ended.log.read_text()[-4000:]
@@ -23,14 +23,14 @@ def test_a_process_that_hangs_ends_all_and_its_stack_is_told(machines: Machines)
     )
 
 
-def test_a_process_that_is_frozen_ends_the_others(machines: Machines) -> None:
+def test_a_frozen_process_ends_the_others(machines: Machines) -> None:
     machines.changes = CHANGES
     frozen = machines.start(2)
     frozen.wait_for("train", step=20)
     frozen.signal(1, signal.SIGSTOP)
     while frozen.codes()[0] is None:
         pass
-    frozen.signal(1, signal.SIGKILL)  # as torchrun does with what does not end on SIGTERM
+    frozen.signal(1, signal.SIGKILL)  # as torchrun does with a process that ignores SIGTERM
     assert frozen.wait(help_along=False) == [75, -9]
     assert "waits in step" in frozen.log.read_text()
 
@@ -40,4 +40,4 @@ def test_a_slow_save_is_not_a_hanging_step(machines: Machines) -> None:
     slow = machines.start(1, {0: {"kind": "slow_writes", "seconds": 0.002}}, fault__step_timeout_seconds=1)
     assert slow.wait() == [0], slow.log.read_text()[-3000:]
     saves = [e["seconds"] for e in slow.events() if e["event"] == "checkpoint"]
-    assert min(saves) > 1, "the saves are faster than the limit, so the test shows nothing"
+    assert min(saves) > 1, "the saves are faster than the limit, so the test proves nothing"

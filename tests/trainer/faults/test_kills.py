@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from killed import BATCH, CHANGES, STEPS, Story, killed_run, killed_runs
+from killed import BATCH, CHANGES, STEPS, History, killed_run, killed_runs
 from machines import Attempt, Machines, Zygote, result_of
 
 KILLS = {1: 6, 2: 14}  # by number of processes: 20 in all
@@ -16,7 +16,7 @@ KILLS = {1: 6, 2: 14}  # by number of processes: 20 in all
 class Told:
     """Runs of one number of processes that were killed, and one that was not."""
 
-    stories: list[Story]
+    histories: list[History]
     undisturbed: Attempt
     kills: int
 
@@ -34,33 +34,33 @@ def told(request: pytest.FixtureRequest, zygote: Zygote, tmp_path_factory: pytes
 
 
 def test_the_kills_really_happened(told: Told) -> None:
-    assert sum(story.kills for story in told.stories) == told.kills
-    assert sum(story.resumes for story in told.stories) > told.kills // 3, "resuming is hardly tested"
+    assert sum(history.kills for history in told.histories) == told.kills
+    assert sum(history.resumes for history in told.histories) > told.kills // 3, "resuming is hardly tested"
 
 
 def test_the_final_loss_is_that_of_the_run_that_nobody_killed(told: Told) -> None:
     expected = result_of(told.undisturbed)
-    for story in told.stories:
-        assert story.result["loss"] == expected["loss"]
-        assert story.result["auc"] == expected["auc"]
+    for history in told.histories:
+        assert history.result["loss"] == expected["loss"]
+        assert history.result["auc"] == expected["auc"]
 
 
 def test_every_step_on_the_way_had_the_loss_that_it_has_without_kills(told: Told) -> None:
     expected = {e["step"]: e["loss"] for e in told.undisturbed.events() if e["event"] == "train"}
     assert list(expected) == list(range(1, STEPS + 1))
-    for story in told.stories:
-        assert story.losses() == expected
+    for history in told.histories:
+        assert history.losses() == expected
 
 
 def test_no_sample_is_repeated_or_skipped(told: Told) -> None:
-    for story in told.stories:
-        assert story.misplaced_samples() == 0
-        assert story.result["position"] == STEPS * BATCH
+    for history in told.histories:
+        assert history.misplaced_samples() == 0
+        assert history.result["position"] == STEPS * BATCH
 
 
 def test_no_half_written_checkpoint_is_left(told: Told) -> None:
-    for story in told.stories:
-        steps = sorted((story.attempts[0].log.parent / "a" / "checkpoints").iterdir())
+    for history in told.histories:
+        steps = sorted((history.attempts[0].log.parent / "a" / "checkpoints").iterdir())
         assert len(steps) <= 2, f"checkpoint.keep is 2: {steps}"
         assert all((step / "COMPLETE.json").exists() for step in steps), steps
 
@@ -82,6 +82,6 @@ def test_a_run_that_changes_its_size_at_every_kill_ends_close_to_the_others(zygo
     alone.folder.mkdir()
     expected = alone.finished(1)["loss"]
     (tmp_path / "mixed").mkdir()
-    story = killed_run(Machines(zygote, tmp_path / "mixed"), [2, 1, 3, 4], 4, seed=3)
-    assert story.misplaced_samples() == 0
-    assert story.result["loss"] == pytest.approx(expected, abs=2e-3), "sums in another order, but the same training"
+    history = killed_run(Machines(zygote, tmp_path / "mixed"), [2, 1, 3, 4], 4, seed=3)
+    assert history.misplaced_samples() == 0
+    assert history.result["loss"] == pytest.approx(expected, abs=2e-3), "sums in another order, but the same training"

@@ -1,4 +1,4 @@
-"""Saves in the background: when they come, what a failure of one means, and what is done with a damaged one."""
+"""Background saves: when they start, failed saves, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complete(folder: Path) -> list[int]:
 # --- in the background -----------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tmp_path: Path) -> None:
+def test_training_continues_during_a_save_and_does_not_change_it(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     with alone(config) as runtime:
         model = build_sharded_model(config, runtime)
@@ -42,27 +42,27 @@ def test_training_goes_on_while_a_save_is_written_and_the_save_is_of_its_step(tm
         expected = full_weights(model)
         saver = Saver(checkpointer(model), config.checkpoint, lambda *_, **__: None)
         saver.start(after(config, 5))
-        steps(model, 5, after(config, 5))  # changes the weights while the save is under way or before it began to write
+        steps(model, 5, after(config, 5))  # changes the weights during the save or before it starts to write
         saver.wait()
         other = build_sharded_model(config, runtime)
         assert checkpointer(other).restore(5) == after(config, 5)
         assert same(full_weights(other), expected) == [], "weights of a later step are in the checkpoint"
 
 
-def test_a_process_without_memory_for_a_copy_saves_all_the_same(
+def test_a_process_without_memory_for_a_copy_still_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def none_left(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(Snapshot, "take", none_left)
+    monkeypatch.setattr(Snapshot, "take", fail)
     assert main_here(tmp_path, "train", "--checkpoint.every-steps=1", "--checkpoint.keep=9") == 0
     assert complete(tmp_path)[-1] == 4
     assert len(complete(tmp_path)) > 1
     assert caplog.text.count("too little memory for a copy of the state") == 1
 
 
-def test_one_save_is_under_way_at_a_time_and_those_that_are_due_wait(machines: Machines) -> None:
+def test_a_due_save_waits_for_the_pending_one(machines: Machines) -> None:
     machines.changes = BY_STEPS | {"train.steps": 40, "checkpoint.every_steps": 1, "checkpoint.keep": 100}
     slow = machines.start(2, {1: {"kind": "slow_writes", "seconds": 0.0002}})
     assert slow.wait() == [0, 0], slow.log.read_text()[-3000:]
@@ -72,15 +72,16 @@ def test_one_save_is_under_way_at_a_time_and_those_that_are_due_wait(machines: M
     assert saves[-1]["step"] == 40
 
 
-def test_a_run_that_saves_in_the_background_is_the_run_that_does_not(machines: Machines) -> None:
+def test_background_saves_do_not_change_the_run(machines: Machines) -> None:
     machines.changes = BY_STEPS | {"train.steps": 12, "checkpoint.every_steps": 2}
-    found = {}
-    for way in (True, False):
-        found[way] = machines.finished(2, train__run=f"a-{way}".lower(), checkpoint__asynchronous=way)
-    assert found[True]["loss"] == found[False]["loss"]
+    results = {}
+    for background in (True, False):
+        run = f"a-{background}".lower()
+        results[background] = machines.finished(2, train__run=run, checkpoint__asynchronous=background)
+    assert results[True]["loss"] == results[False]["loss"]
 
 
-def test_saves_come_by_the_clock(machines: Machines) -> None:
+def test_saves_follow_the_clock(machines: Machines) -> None:
     machines.changes = {"train.steps": 60, "checkpoint.every_minutes": 0.005, "checkpoint.keep": 100}
     slow = {rank: {"kind": "slow_steps", "seconds": 0.05} for rank in range(2)}
     timed = machines.start(2, slow)
@@ -89,7 +90,7 @@ def test_saves_come_by_the_clock(machines: Machines) -> None:
     assert 3 <= len(saves) < 60, f"60 steps of at least 0.05 s with a save every 0.3 s: {saves}"
 
 
-def test_without_an_interval_only_the_end_is_saved(tmp_path: Path) -> None:
+def test_without_an_interval_only_the_last_step_is_saved(tmp_path: Path) -> None:
     assert main_here(tmp_path, "train", "--checkpoint.every-minutes=0") == 0
     assert complete(tmp_path) == [4]
 
@@ -97,13 +98,13 @@ def test_without_an_interval_only_the_end_is_saved(tmp_path: Path) -> None:
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_milestones_are_the_first_saves_from_each_multiple_on() -> None:
+def test_milestones_are_the_first_saves_at_or_after_each_multiple() -> None:
     assert milestones([3, 9, 12, 20, 21, 35, 40], 10) == {12, 20, 35, 40}
     assert milestones([10, 20], 10) == {10, 20}
     assert milestones([5, 15], 0) == set()
 
 
-def test_milestones_stay_while_others_go(tmp_path: Path) -> None:
+def test_milestones_are_kept_while_other_checkpoints_are_deleted(tmp_path: Path) -> None:
     every = ["--checkpoint.every-steps=1", "--checkpoint.asynchronous=false", "--checkpoint.keep=1"]
     assert main_here(tmp_path, "train", "--train.steps=10", "--checkpoint.keep-every-steps=4", *every) == 0
     assert complete(tmp_path) == [4, 8, 10]
@@ -112,7 +113,7 @@ def test_milestones_stay_while_others_go(tmp_path: Path) -> None:
 # --- saves that fail -------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_and_the_run_goes_on_without_that_save(machines: Machines) -> None:
+def test_a_full_disk_is_reported_and_the_run_continues_without_that_save(machines: Machines) -> None:
     machines.changes = BY_STEPS | {"train.steps": 12, "checkpoint.every_steps": 4}
     run = machines.start(2, {1: {"kind": "full_disk", "first": 1, "last": 2}})
     assert run.wait() == [0, 0], run.log.read_text()[-3000:]
@@ -123,28 +124,26 @@ def test_a_full_disk_is_told_and_the_run_goes_on_without_that_save(machines: Mac
     assert [e["step"] for e in run.events() if e["event"] == "checkpoint"] == [12]
     assert complete(machines.folder) == [12]
     folder = machines.folder / "a" / "checkpoints"
-    assert [p.name for p in folder.iterdir()] == ["step_0000000012"], "what a failed save wrote fills the disk further"
+    assert [p.name for p in folder.iterdir()] == ["step_0000000012"], "files of a failed save were left behind"
 
 
-def test_too_many_failures_in_a_row_end_the_run_with_one_line(machines: Machines) -> None:
+def test_too_many_failed_saves_in_a_row_end_the_run_with_one_line(machines: Machines) -> None:
     machines.changes = BY_STEPS | {"train.steps": 40, "checkpoint.every_steps": 4, "checkpoint.max_failures": 2}
     run = machines.start(2, {0: {"kind": "full_disk", "first": 1, "last": 99}})
     assert run.wait(help_along=False) == [2, 2], run.log.read_text()[-3000:]
     (line,) = [text for text in run.log.read_text().splitlines() if text.startswith("error: ")]
     assert "2 saves in a row have failed (checkpoint.max_failures 2)" in line
-    assert max(e["step"] for e in run.events() if e["event"] == "train") < 40, "it went on as if nothing had happened"
+    assert max(e["step"] for e in run.events() if e["event"] == "train") < 40, "it continued as if nothing had happened"
 
 
-def test_the_last_save_is_tried_again(machines: Machines) -> None:
+def test_the_last_save_is_retried(machines: Machines) -> None:
     machines.changes = BY_STEPS | {"train.steps": 4}
     run = machines.start(1, {0: {"kind": "full_disk", "first": 1, "last": 2}})
     assert run.wait() == [0], run.log.read_text()[-3000:]
     assert complete(machines.folder) == [4]
 
 
-def test_a_failed_save_is_due_again_before_the_interval_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_is_retried_before_the_interval_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path, {"checkpoint.every_minutes": 30})
     now = [1000.0]
     module = sys.modules[Saver.__module__]
@@ -175,7 +174,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flip_a_bit(step: Path) -> None:
-    """In the middle of the largest tensor file, where no structure is: only a checksum sees it."""
+    """Flip a bit in the middle of the largest tensor file, which only a checksum detects."""
     file = max(step.glob("*.distcp"), key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -202,24 +201,26 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
     damage: str, two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(two_checkpoints / "a", tmp_path / "a")
     DAMAGE[damage](tmp_path / "a" / "checkpoints" / "step_0000000004")
     capsys.readouterr()
     assert main_here(tmp_path, "train") == 0
-    told = events(capsys)
-    assert [e["step"] for e in told if e["event"] == "resume"] == [2]
-    (warning,) = [e["text"] for e in told if e["event"] == "warning"]
+    shown = events(capsys)
+    assert [e["step"] for e in shown if e["event"] == "resume"] == [2]
+    (warning,) = [e["text"] for e in shown if e["event"] == "warning"]
     assert str(tmp_path / "a" / "checkpoints" / "step_0000000004") in warning
     assert "resuming from the checkpoint before it" in warning
     whole = json.loads((two_checkpoints / "a" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert next(e for e in told if e["event"] == "result")["loss"] == whole["loss"]
-    assert main_here(tmp_path, "evaluate") == 0, "the damaged checkpoint was to be replaced by the save of its step"
+    assert next(e for e in shown if e["event"] == "result")["loss"] == whole["loss"]
+    assert main_here(tmp_path, "evaluate") == 0, "the save of its step must replace the damaged checkpoint"
 
 
-def test_a_flipped_bit_in_one_process_s_share_turns_all_of_them_back(two_checkpoints: Path, machines: Machines) -> None:
+def test_a_flipped_bit_in_the_share_of_one_process_makes_all_use_the_checkpoint_before(
+    two_checkpoints: Path, machines: Machines
+) -> None:
     machines.changes = BY_STEPS | {"train.steps": 6, "checkpoint.every_steps": 3, "checkpoint.asynchronous": False}
     machines.finished(2)
     file = machines.folder / "a" / "checkpoints" / "step_0000000006" / "__1_0.distcp"
@@ -231,7 +232,7 @@ def test_a_flipped_bit_in_one_process_s_share_turns_all_of_them_back(two_checkpo
     assert run.resumed_at() == 3
 
 
-def test_two_damaged_checkpoints_are_told_in_one_line(
+def test_two_damaged_checkpoints_are_reported_in_one_line(
     two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(two_checkpoints / "a", tmp_path / "a")
@@ -271,9 +272,9 @@ def test_a_checksum_covers_every_block(tmp_path: Path) -> None:
             stream.read()
 
 
-def test_a_refused_configuration_is_no_damage(
+def test_a_changed_setting_is_not_reported_as_damage(
     two_checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(two_checkpoints / "a", tmp_path / "a")
-    assert main_here(tmp_path, "train", changes={"data.seed": 2}) == 2, "going back to an older one would not help"
+    assert main_here(tmp_path, "train", changes={"data.seed": 2}) == 2, "an older checkpoint would not help"
     assert "was written with data.seed" in capsys.readouterr().err

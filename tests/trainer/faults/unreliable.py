@@ -1,4 +1,4 @@
-"""An HTTP server that passes requests on to a store and, when told to, answers some of them badly or not at all."""
+"""An HTTP proxy in front of a store that fails some requests on demand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"
 
 @dataclass
 class Trouble:
-    """What happens to the next `times` requests whose method is one of `methods`: `kind` is an HTTP status, `silent`
-    (no answer for 3 s), `cut` (the connection ends in the middle of the request's body) or `cut_answer` (in the middle
-    of the answer's)."""
+    """A fault for the next `times` requests with one of `methods`.
+
+    `kind` is an HTTP status, `silent` (no answer for 3 s), `cut` (the connection ends within the body of the request)
+    or `cut_answer` (within the body of the answer).
+    """
 
     kind: str
     times: int
@@ -28,7 +30,7 @@ class Trouble:
 
 @dataclass
 class Proxy:
-    """Listens on a port of 127.0.0.1; `log` has method, path and what happened of every request."""
+    """A proxy on a port of 127.0.0.1; `log` has method, path and outcome of every request."""
 
     backend_port: int
     trouble: Trouble | None = None
@@ -40,7 +42,7 @@ class Proxy:
         self.port = self._server.enter_context(serve(_Handler, owner=self))
 
     def fate(self, method: str, path: str) -> str:
-        """`pass`, or the trouble that this request meets."""
+        """Return `pass`, or the kind of fault for this request."""
         with self._lock:
             fate = "pass"
             if self.trouble is not None and self.trouble.times > 0 and method in self.trouble.methods:
@@ -50,7 +52,7 @@ class Proxy:
             return fate
 
     def met(self) -> int:
-        """Requests that met trouble so far."""
+        """Return the number of requests that failed so far."""
         return sum(fate != "pass" for _, _, fate in self.log)
 
     def close(self) -> None:
@@ -119,7 +121,7 @@ class _Handler(Handler):
             self.wfile.write(body)
 
     def _reset(self) -> None:
-        """End the connection the way a machine that vanishes does: without a proper end."""
+        """Reset the connection without closing it properly, like a machine that disappears."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
