@@ -1,4 +1,4 @@
-"""Real servers of the three clouds' storage protocols on 127.0.0.1, each behind an unreliable proxy."""
+"""Servers of the storage protocols of three clouds on 127.0.0.1, each behind an unreliable proxy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GCS_VERSION, AZURITE_VERSION = "v1.56.1", "3.37.0"
 
 @dataclass
 class Bucket:
-    """A place for checkpoints: its URI, the environment that leads its client through the proxy, and that proxy."""
+    """A bucket for checkpoints: its URI, the environment that sends its client through the proxy, and the proxy."""
 
     uri: str
     environ: dict[str, str]
@@ -52,7 +52,7 @@ def s3() -> Iterator[Bucket]:
 
 @contextmanager
 def gs() -> Iterator[Bucket]:
-    program = _built("fake-gcs-server", _build_gcs)
+    program = _build("fake-gcs-server", _build_gcs)
     port = free_port()
     proxy = Proxy(port)
     url = f"http://127.0.0.1:{proxy.port}"
@@ -70,7 +70,7 @@ def gs() -> Iterator[Bucket]:
 
 @contextmanager
 def abfs() -> Iterator[Bucket]:
-    program = _built(f"azurite-{AZURITE_VERSION}/node_modules/.bin/azurite-blob", _build_azurite)
+    program = _build(f"azurite-{AZURITE_VERSION}/node_modules/.bin/azurite-blob", _build_azurite)
     port, key = free_port(), base64.b64encode(b"not a secret").decode()
     proxy = Proxy(port)
     command = [str(program), "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
@@ -87,21 +87,21 @@ def abfs() -> Iterator[Bucket]:
 SERVERS = {"s3": s3, "gs": gs, "abfs": abfs}
 
 
-def _built(name: str, build: list[str]) -> Path:
-    """The program in the cache, made at its first use; skips where that cannot be."""
+def _build(name: str, build: list[str]) -> Path:
+    """Build a program on its first use and return its path in the cache; skip the test if that is not possible."""
     program = CACHE / (name if "/" in name else f"bin/{name}")
     if program.exists():
         return program
     tool = build[0]
     if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed, and {program} is not there")
+        pytest.skip(f"{tool} is not installed, and {program} does not exist")
     program.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         environ = os.environ | {"GOBIN": str(CACHE / "bin")}
         done = subprocess.run(build, check=False, env=environ, capture_output=True, text=True, timeout=600)
     if not program.exists():
-        pytest.skip(f"`{' '.join(build)}` made no {program}: {done.stderr[-300:]}")
+        pytest.skip(f"`{' '.join(build)}` did not build {program}: {done.stderr[-300:]}")
     return program
 
 
