@@ -1,4 +1,4 @@
-"""`python -m trainer preprocess`: Criteo's text to files that the trainer reads."""
+"""The `preprocess` command: converts Criteo's text to files that the trainer reads."""
 
 from trainer.preprocess.run import preprocess_main
 

@@ -1,4 +1,4 @@
-"""Work in threads with results in order and only a few under way: the memory stays bounded."""
+"""Run work in threads, with results in order and bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """`work` of each item, in the items' order, with at most `workers` + 2 items ahead of what was taken."""
+    """Yield the results of the items in order; work on at most `workers` + 2 items ahead of the consumer."""
     pool = ThreadPoolExecutor(workers)
     waiting: deque[Future[Result]] = deque()
     try:

@@ -1,9 +1,9 @@
-"""Criteo's tab-separated text to numbers, all fields of a block of rows at once.
+"""Parse Criteo's tab-separated text, all fields of a block of rows at once.
 
-No CSV library has a parser for hexadecimal, and reading 26 columns as strings first costs more than all of this. A
+No CSV library parses hexadecimal numbers, and reading 26 columns as strings first takes longer than this parser. A
 field of at most eight characters is one 64-bit word, so its digits are checked and combined by arithmetic on that word
-("SWAR"); what a chunk holds beyond that (long numbers, malformed rows) goes through plain code. Few passes count, and
-that the arrays of a pass are contiguous: fields come first, rows second.
+("SWAR"). Longer numbers and malformed rows are handled by ordinary code. Speed depends on few passes over contiguous
+arrays, so fields are the first dimension and rows the second.
 
 Shapes: N rows, 13 integers and 26 hexadecimal ids per row.
 """
@@ -24,8 +24,8 @@ Positions = npt.NDArray[np.int64]
 FIELDS = 1 + CRITEO_NUM_DENSE + CRITEO_NUM_SPARSE
 _INTEGERS = 1 + CRITEO_NUM_DENSE  # fields before the hexadecimal ones
 _TAB, _NEWLINE, _MINUS, _SPACE = 9, 10, 45, 32
-_BLOCK_ROWS = 2_048  # the arrays in between stay near the second-level cache
-_FEW_ROWS = 64  # below this a chunk with a bad row is looked at row by row, above it is halved
+_BLOCK_ROWS = 2_048  # intermediate arrays fit about into the second-level cache
+_FEW_ROWS = 64  # smaller chunks with a bad row are parsed row by row, larger ones are halved
 _INT = re.compile(rb"(-?[0-9]{1,10})?")
 _HEX = re.compile(rb"[0-9a-fA-F]{0,8}")
 _INT32 = range(-(2**31), 2**31)
@@ -39,13 +39,13 @@ _ONE, _THREE, _FOUR, _SIX, _EIGHT, _63 = (np.uint64(n) for n in (1, 3, 4, 6, 8, 
 _ONES, _SIXES, _ZERO_DIGITS = _every_byte(1), _every_byte(6), _every_byte(ord("0"))
 _UPPER_HALVES, _NIBBLES = _every_byte(0xF0), _every_byte(0x0F)
 _UPPER_CASE = _every_byte(ord("a") ^ ord("A"))
-# What "a" ^ "0" is above 10.
+# The excess of "a" ^ "0" over 10.
 _LETTER = np.uint16((ord("a") ^ ord("0")) - 10)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Parsed rows: `labels` (N,), `dense` (N, 13), both int32 with 0 for what is missing, `sparse` (26, N) uint32."""
+    """Parsed rows: `labels` (N,), `dense` (N, 13), both int32 with 0 for missing values, `sparse` (26, N) uint32."""
 
     labels: npt.NDArray[np.int32]
     dense: npt.NDArray[np.int32]
@@ -54,39 +54,39 @@ class Rows:
 
 @dataclass(frozen=True)
 class Text:
-    """Whole lines: the first `size` bytes of `words`, which go on for at least one word of anything."""
+    """Complete lines: the first `size` bytes of `words`, which has at least one word of padding after them."""
 
     words: Words
     size: int
 
     @staticmethod
     def of(lines: bytes) -> Text:
-        """A copy of lines that end in a newline."""
-        text = Text.room_for(len(lines))
+        """Copy lines that end in a newline."""
+        text = Text.allocate(len(lines))
         text.characters[:] = np.frombuffer(lines, np.uint8)
         return text
 
     @staticmethod
-    def room_for(size: int) -> Text:
-        """A text to be filled."""
+    def allocate(size: int) -> Text:
+        """Allocate a text to be filled."""
         return Text(np.empty(size // 8 + 2, np.uint64), size)
 
     @property
     def characters(self) -> npt.NDArray[np.uint8]:
-        """(size,), a view."""
+        """View of the text as bytes, (size,)."""
         return self.words.view(np.uint8)[: self.size]
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is none: which one of its chunk, counted from 0, and why."""
+    """A malformed row: its number in the chunk, counted from 0, and the reason."""
 
     number: int
     reason: str
 
 
 def parse(text: Text) -> tuple[Rows, list[BadRow]]:
-    """The rows of a text; those in the wrong are left out and returned beside the good ones."""
+    """Return the valid rows of a text, and the malformed ones separately."""
     rows = _parse_all(text)
     return (rows, []) if rows is not None else _parse_piecewise(text.characters.tobytes().replace(b"\r\n", b"\n"))
 
@@ -101,8 +101,8 @@ def _parse_piecewise(lines: bytes) -> tuple[Rows, list[BadRow]]:
         if middle == len(lines):
             middle = lines.rindex(b"\n", 0, len(lines) - 1) + 1
         halves = _parse_piecewise(lines[:middle]), _parse_piecewise(lines[middle:])
-        return _joined(*halves, lines.count(b"\n", 0, middle))
-    bad = [BadRow(i, reason) for i, line in enumerate(lines.split(b"\n")[:-1]) if (reason := fault(line))]
+        return _join(*halves, lines.count(b"\n", 0, middle))
+    bad = [BadRow(i, reason) for i, line in enumerate(lines.split(b"\n")[:-1]) if (reason := row_error(line))]
     numbers = {row.number for row in bad}
     good = b"".join(line + b"\n" for i, line in enumerate(lines.split(b"\n")[:-1]) if i not in numbers)
     rows = _parse_all(Text.of(good))
@@ -110,26 +110,25 @@ def _parse_piecewise(lines: bytes) -> tuple[Rows, list[BadRow]]:
     return rows, bad
 
 
-def fault(line: bytes) -> str | None:
-    """What is wrong with a row, or None: the plain twin of the arithmetic below."""
+def row_error(line: bytes) -> str | None:
+    """Return what is wrong with a row, or None, by ordinary code equivalent to the arithmetic below."""
     fields = line.removesuffix(b"\r").split(b"\t")
     if len(fields) != FIELDS:
-        return f"{len(fields)} columns; legal: {FIELDS} (label, {CRITEO_NUM_DENSE} integers, {CRITEO_NUM_SPARSE} ids)"
+        allowed = f"{FIELDS} (label, {CRITEO_NUM_DENSE} integers, {CRITEO_NUM_SPARSE} ids)"
+        return f"wrong number of columns: got {len(fields)}; allowed: {allowed}"
     for i, field in enumerate(fields):
-        seen = field[:40].decode("utf-8", "backslashreplace")
+        value = field[:40].decode("utf-8", "backslashreplace")
         if i <= CRITEO_NUM_DENSE:
             if not _INT.fullmatch(field) or int(field or 0) not in _INT32:
-                return f"column {i + 1} is {seen!r}; legal: a 32-bit integer or nothing"
+                return f"wrong value in column {i + 1}: got {value!r}; allowed: a 32-bit integer or nothing"
             if i == 0 and int(field or 0) not in (0, 1):
-                return f"column 1, the label, is {seen!r}; legal: 0 or 1"
+                return f"wrong label in column 1: got {value!r}; allowed: 0 or 1"
         elif not _HEX.fullmatch(field):
-            return f"column {i + 1} is {seen!r}; legal: up to 8 hexadecimal digits or nothing"
+            return f"wrong value in column {i + 1}: got {value!r}; allowed: up to 8 hexadecimal digits or nothing"
     return None
 
 
-def _joined(
-    first: tuple[Rows, list[BadRow]], second: tuple[Rows, list[BadRow]], lines: int
-) -> tuple[Rows, list[BadRow]]:
+def _join(first: tuple[Rows, list[BadRow]], second: tuple[Rows, list[BadRow]], lines: int) -> tuple[Rows, list[BadRow]]:
     (one, bad_one), (two, bad_two) = first, second
     rows = Rows(
         np.concatenate([one.labels, two.labels]),
@@ -140,14 +139,14 @@ def _joined(
 
 
 def _parse_all(text: Text) -> Rows | None:
-    """All rows, or None where any of them is in the wrong."""
+    """Return all rows, or None if any row is malformed."""
     characters = text.characters
-    separators = np.flatnonzero(characters < _SPACE)  # tabs, newlines, and what no good row has
+    separators = np.flatnonzero(characters < _SPACE)  # tabs, newlines, and characters that no valid row has
     count = separators.size // FIELDS
     if separators.size % FIELDS or np.count_nonzero(characters == _TAB) != count * (FIELDS - 1):
         return None
     ends = separators.reshape(count, FIELDS)
-    if (characters[ends[:, -1]] != _NEWLINE).any():  # with the two counts: all others are tabs
+    if (characters[ends[:, -1]] != _NEWLINE).any():  # so with both counts, all others are tabs
         return None
     rows = Rows(
         np.empty(count, np.int32),
@@ -169,7 +168,7 @@ def _parse_all(text: Text) -> Rows | None:
 
 
 def _edges(ends: Positions, before: int) -> Positions:
-    """(FIELDS + 1, N): the separators of each row, and first the one before it; `before` is the first row's."""
+    """Return the separators of each row after the one before it, (FIELDS + 1, N); `before` precedes the first row."""
     edges = np.empty((FIELDS + 1, ends.shape[0]), np.int64)
     edges[1:] = ends.T
     edges[0, 1:] = ends[:-1, -1]
@@ -178,8 +177,10 @@ def _edges(ends: Positions, before: int) -> Positions:
 
 
 def _words_from(words: Words, starts: Positions) -> Words:
-    """The eight bytes from each position on, out of the two aligned words that hold them: numpy's gather of unaligned
-    words is four times slower."""
+    """Return the eight bytes from each position on.
+
+    They are combined from the two aligned words that contain them: numpy gathers unaligned words four times slower.
+    """
     at = starts >> 3
     low, high = words.take(at, mode="clip"), words[1:].take(at, mode="clip")
     bits = (starts.view(np.uint64) << _THREE) & _63
@@ -194,7 +195,7 @@ def _words_from(words: Words, starts: Positions) -> Words:
 def _integers(
     characters: npt.NDArray[np.uint8], words: Words, starts: Positions, lengths: Positions
 ) -> npt.NDArray[np.int64] | None:
-    """The fields as decimal numbers; None where one is not a 32-bit integer. Overwrites `words` and `lengths`."""
+    """Parse fields as decimal numbers; return None if one is not a 32-bit integer. Overwrites `words` and `lengths`."""
     words, lengths = words.reshape(-1), lengths.reshape(-1)
     minus = np.flatnonzero(words.view(np.uint8)[::8] == _MINUS)
     long = np.flatnonzero(lengths > 8) if lengths.max(initial=0) > 8 else minus[:0]
@@ -207,9 +208,9 @@ def _integers(
     lengths[long] = 0
     _to_digits(words, lengths)
     if (np.bitwise_or.reduce(words, axis=None) | np.bitwise_or.reduce(words + _SIXES, axis=None)) & _UPPER_HALVES:
-        return None  # a byte that is above 9 without 6 or with it
-    # Neighbours become one number, in three steps: 8 digits, 4 pairs, 2 fours, 1 eight. The first digit is the lowest
-    # byte; a multiplication adds it, times ten, to the next one.
+        return None  # a byte is above 9, found by its upper half before or after adding 6
+    # Three steps combine neighbours: 8 digits to 4 pairs, to 2 groups of four, to 1 number. The first digit is the
+    # lowest byte; a multiplication adds ten times its value to the next one.
     for kind, ten, bits in ((np.uint16, 10, 8), (np.uint32, 100, 16), (np.uint64, 10_000, 32)):
         lanes: npt.NDArray[Any] = words.view(kind)
         lanes *= kind((ten << bits) + 1)
@@ -226,8 +227,7 @@ def _integers(
 
 
 def _hexadecimals(words: Words, lengths: Positions) -> npt.NDArray[np.uint32] | None:
-    """The fields as hexadecimal numbers; None where one has more than eight digits or other characters. Overwrites
-    `words`."""
+    """Parse fields as hexadecimal numbers; return None if one is malformed. Overwrites `words`."""
     if lengths.max(initial=0) > 8:
         return None
     _to_digits(words, lengths)
@@ -235,14 +235,14 @@ def _hexadecimals(words: Words, lengths: Positions) -> npt.NDArray[np.uint32] | 
     letters &= _ONES
     spare = np.empty_like(words)
     np.multiply(letters.view(np.uint16), _LETTER, out=spare.view(np.uint16))
-    words -= spare  # digits are 0 .. 9 now, letters 10 .. 15, capital ones 32 more
+    words -= spare  # now digits are 0 to 9, letters 10 to 15, and capital letters 32 more
     np.add(words, _SIXES, out=spare)
     spare >>= _FOUR
     spare ^= letters
-    seen = np.bitwise_or.reduce(words, axis=None)
-    if np.bitwise_or.reduce(spare, axis=None) & _ONES or seen & _UPPER_HALVES & ~_UPPER_CASE:
-        return None  # 10 or more without being a letter, a letter below 10, or a character of another kind
-    if seen & _UPPER_CASE:
+    all_bits = np.bitwise_or.reduce(words, axis=None)
+    if np.bitwise_or.reduce(spare, axis=None) & _ONES or all_bits & _UPPER_HALVES & ~_UPPER_CASE:
+        return None  # a non-letter of 10 or more, a letter below 10, or another character
+    if all_bits & _UPPER_CASE:
         words &= _NIBBLES
     pairs = words.view(np.uint16)
     pairs *= np.uint16((16 << 8) + 1)
@@ -251,7 +251,7 @@ def _hexadecimals(words: Words, lengths: Positions) -> npt.NDArray[np.uint32] | 
 
 
 def _to_digits(words: Words, lengths: Positions) -> None:
-    """Each field moves to the upper end of its word, with zeros below, and "0" becomes 0."""
+    """Shift each field to the upper end of its word, with zeros below it, and map "0" to 0."""
     bits = np.subtract(64, lengths << 3).view(np.uint64)  # a shift by all 64 bits gives 0
     words <<= bits
     words ^= _ZERO_DIGITS << bits

@@ -1,4 +1,4 @@
-"""Final rows out of parsed files: logarithms, ids, and the order they are written in.
+"""Convert parsed rows to their final form: logarithms, ids, and the order in which they are written.
 
 Shapes: N rows of a block, 13 dense values and 26 ids per row.
 """
@@ -22,11 +22,11 @@ from trainer.preprocess.ordered import in_order
 from trainer.preprocess.staging import Stage
 from trainer.storage.atomic_write import write_json
 
-BLOCK_ROWS = 16_384  # several for each thread, of the smallest day that takes seconds
-BUCKET_ROWS = 1 << 20  # of the shuffle, on average: 168 MB
-_SCATTER_BLOCKS = 32  # blocks that are spread over the buckets in one go
-_TRANSPOSED_ROWS = 1_024  # at once: both forms of their ids stay in the second-level cache
-_DRAW_BUCKET, _DRAW_ORDER = 0, 1  # two streams of random numbers from one seed
+BLOCK_ROWS = 16_384  # small enough that every thread gets several blocks of a day
+BUCKET_ROWS = 1 << 20  # mean size of a bucket of the shuffle: 168 MB
+_SCATTER_BLOCKS = 32  # blocks that are distributed to the buckets together
+_TRANSPOSED_ROWS = 1_024  # rows per transposition: source and result fit into the second-level cache
+_DRAW_BUCKET, _DRAW_ORDER = 0, 1  # two random streams of one seed
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Part:
-    """`rows` rows that a thread will `make`."""
+class LazyBlock:
+    """A block of `rows` rows that a thread builds later."""
 
     rows: int
-    make: Callable[[], Block]
+    build: Callable[[], Block]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A day: rows `start` .. `end` - 1 of a parsed file."""
+    """A day: rows `start` to `end` - 1 of a parsed file."""
 
     day: int
     stage: Stage
@@ -57,30 +57,30 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Its rows."""
+        """Number of rows."""
         return self.end - self.start
 
 
 class Convert:
-    """Blocks of parsed rows in their final form."""
+    """Converts parsed rows to blocks in their final form."""
 
     def __init__(self, hash_rows: Sequence[int], workers: int) -> None:
         self._hash_rows, self._workers = hash_rows, workers
 
     def blocks(self, span: Span) -> Iterator[Block]:
-        """The rows of a day in the order of the file, made by threads."""
-        return in_order(lambda part: part.make(), self.parts(span), self._workers)
+        """Yield the rows of a day in the order of the file, built by threads."""
+        return in_order(lambda block: block.build(), self.lazy_blocks(span), self._workers)
 
-    def parts(self, span: Span) -> Iterator[Part]:
-        """The same, still to be made."""
+    def lazy_blocks(self, span: Span) -> Iterator[LazyBlock]:
+        """Yield the rows of a day in the order of the file, not built yet."""
         for start in range(span.start, span.end, BLOCK_ROWS):
             count = min(BLOCK_ROWS, span.end - start)
-            yield Part(count, partial(self._block, span, start, count))
+            yield LazyBlock(count, partial(self._block, span, start, count))
 
     def _block(self, span: Span, start: int, count: int) -> Block:
-        least = int((span.stage.facts or {})["dense_min"])
-        # As TorchRec's tsv_to_npys: the least value of the file becomes log(2). In int64, where nothing wraps.
-        dense = np.log(span.stage.dense(start, count) - np.int64(least - 2), dtype=np.float32)
+        smallest = int((span.stage.facts or {})["dense_min"])
+        # As in TorchRec's tsv_to_npys, the smallest value of the file becomes log(2). int64 avoids overflow.
+        dense = np.log(span.stage.dense(start, count) - np.int64(smallest - 2), dtype=np.float32)
         columns = np.stack([self._ids(f, span.stage.ids(f, start, count)) for f in range(CRITEO_NUM_SPARSE)])
         sparse = np.empty((count, CRITEO_NUM_SPARSE), columns.dtype)
         for at in range(0, count, _TRANSPOSED_ROWS):
@@ -95,15 +95,15 @@ class Convert:
         return (hash_integers(ids.astype(np.int64)) % np.uint64(self._hash_rows[feature])).astype(np.int32)
 
 
-def _itself(block: Block) -> Block:
+def _identity(block: Block) -> Block:
     return block
 
 
 class Shuffled:
-    """The rows of several days in one random order, cut into days of the same sizes.
+    """The rows of several days in one random order, split into days of the same sizes as before.
 
-    Every row goes to a random bucket on disk, then each bucket is read and permuted: all orders are equally likely, and
-    no more than a bucket is in memory. The order depends on the seed and the rows alone.
+    Every row goes to a random bucket on disk, then each bucket is read and permuted. So all orders are equally likely,
+    and only one bucket is in memory. The order depends only on the seed and the rows.
     """
 
     def __init__(self, folder: Path, spans: Sequence[Span], seed: int, raw: bool) -> None:
@@ -115,7 +115,7 @@ class Shuffled:
         self._marker = folder / "buckets.json"
 
     def scatter(self, convert: Convert, task: Task) -> None:
-        """Fill the buckets, unless they are."""
+        """Fill the buckets, unless they are already filled."""
         if self._marker.exists():
             return
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -134,8 +134,8 @@ class Shuffled:
                 task.advance(records.size)
         write_json(self._marker, sizes.tolist())
 
-    def parts(self, day: int) -> Iterator[Part]:
-        """The rows that the day has after the shuffle. Made here, so that no thread holds on to a bucket."""
+    def lazy_blocks(self, day: int) -> Iterator[LazyBlock]:
+        """Yield the rows of a day after the shuffle, already built, so that no thread keeps a bucket in memory."""
         at = [span.day for span in self._spans].index(day)
         left, skip = self._spans[at].size, sum(span.size for span in self._spans[:at])
         for bucket, size in enumerate(json.loads(self._marker.read_text(encoding="utf-8"))):
@@ -146,12 +146,12 @@ class Shuffled:
             order = np.random.default_rng([self._seed, _DRAW_ORDER, bucket]).permutation(size)[skip : skip + left]
             left, skip = left - order.size, 0
             for start in range(0, order.size, BLOCK_ROWS):
-                part = records[order[start : start + BLOCK_ROWS]]
-                block = Block(part["dense"], part["labels"], part["sparse"])
-                yield Part(block.labels.size, partial(_itself, block))
+                chosen = records[order[start : start + BLOCK_ROWS]]
+                block = Block(chosen["dense"], chosen["labels"], chosen["sparse"])
+                yield LazyBlock(block.labels.size, partial(_identity, block))
 
     def _records(self, blocks: Iterator[Block]) -> Iterator[npt.NDArray[Any]]:
-        """Several blocks at a time, as records."""
+        """Yield several blocks at a time, as records."""
         held: list[npt.NDArray[Any]] = []
         for block in blocks:
             records = np.empty(block.labels.size, self._record)

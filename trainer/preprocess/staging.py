@@ -1,6 +1,7 @@
-"""A parsed file on disk, column by column, until all that its final form depends on is known.
+"""Parsed files on disk, column by column, as input for the final conversion.
 
-That is the smallest integer of the whole file, which TorchRec's logarithm starts from, and the counts of all ids.
+That conversion needs facts about whole files: the smallest integer, which TorchRec's logarithm starts from, and the
+counts of all ids.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trainer.preprocess.parse import BadRow, parse
 from trainer.storage.atomic_write import write_json
 
 Array = npt.NDArray[Any]
-_SHOWN = 5  # malformed rows that the summary names
+_MAX_LISTED = 5  # malformed rows in the summary
 
 
 class Stage:
@@ -35,26 +36,26 @@ class Stage:
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """rows, dense_min, bad_rows and bad_lines of a complete stage."""
+        """Fields rows, dense_min, bad_rows and bad_lines of a complete stage; None for an incomplete one."""
         if not self._marker.exists():
             return None
         found: dict[str, Any] = json.loads(self._marker.read_text(encoding="utf-8"))
         return found
 
     def column(self, feature: int) -> Path:
-        """The file of a feature's raw ids."""
+        """Return the file of a feature's raw ids."""
         return self.folder / f"cat_{feature}.bin"
 
     def mapped(self, feature: int) -> Path:
-        """The file of its contiguous numbers (int32), once there is a vocabulary."""
+        """Return the file of a feature's contiguous numbers (int32), which exists once there is a vocabulary."""
         return self.folder / f"cat_{feature}.mapped"
 
     def remove(self) -> None:
-        """Free the disk."""
+        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def fill(self, source: Input, skip: bool, workers: int, task: Task) -> dict[str, Any]:
-        """Parse the whole file; returns its facts. Raises UserError for a malformed row unless `skip`."""
+        """Parse the whole file and return its facts; raise UserError for a malformed row unless `skip`."""
         self.remove()
         self.folder.mkdir(parents=True)
         facts: dict[str, Any] = {"rows": 0, "dense_min": 2**31 - 1, "bad_rows": 0, "bad_lines": []}
@@ -73,21 +74,21 @@ class Stage:
                 facts["rows"] += rows.labels.size
                 facts["dense_min"] = min(facts["dense_min"], int(rows.dense.min(initial=2**31 - 1)))
         if not facts["rows"]:
-            raise UserError(f"{source.uri} has no rows; leave it out of --input, or copy it again")
+            raise UserError(f"{source.uri} has no rows. Fix: remove it from --input, or copy it again")
         write_json(self._marker, facts)
         return facts
 
     def dense(self, start: int, count: int) -> Array:
-        """(count, 13) int32."""
+        """Read dense values, (count, 13) int32."""
         flat = self._read("dense.bin", np.int32, start * CRITEO_NUM_DENSE, count * CRITEO_NUM_DENSE)
         return flat.reshape(count, CRITEO_NUM_DENSE)
 
     def labels(self, start: int, count: int) -> Array:
-        """(count,) int32."""
+        """Read labels, (count,) int32."""
         return self._read("labels.bin", np.int32, start, count)
 
     def ids(self, feature: int, start: int, count: int) -> Array:
-        """(count,) uint32, or the int32 of a vocabulary."""
+        """Read ids: (count,) uint32, or int32 if there is a vocabulary."""
         mapped = self.mapped(feature)
         if mapped.exists():
             return self._read(mapped.name, np.int32, start, count)
@@ -102,9 +103,9 @@ class Stage:
 def _count_bad(facts: dict[str, Any], source: Input, line: int, bad: list[BadRow], skip: bool) -> None:
     if bad and not skip:
         raise UserError(
-            f"{source.uri} line {line + bad[0].number}: {bad[0].reason}; mend the file, or leave such rows out with "
+            f"{source.uri} line {line + bad[0].number}: {bad[0].reason}. Fix: correct the file, or skip such rows with "
             f"--bad-rows skip"
         )
     facts["bad_rows"] += len(bad)
-    room = _SHOWN - len(facts["bad_lines"])
+    room = _MAX_LISTED - len(facts["bad_lines"])
     facts["bad_lines"] += [f"{source.name} line {line + row.number}: {row.reason}" for row in bad[: max(room, 0)]]

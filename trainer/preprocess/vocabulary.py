@@ -1,8 +1,8 @@
-"""Contiguous numbers for ids by frequency, as TorchRec's sparse_to_contiguous gives them, in bounded memory.
+"""Map ids to contiguous numbers by frequency, as TorchRec's sparse_to_contiguous does, but in bounded memory.
 
 An id that occurs at least `threshold` times in all days gets the next number from 2 on, in the order of first
-occurrence; every other id gets 1. TorchRec counts in a dictionary per feature; here polars aggregates, and counts that
-outgrow the memory are spread over files by a hash of the id and finished file by file.
+occurrence; every other id gets 1. TorchRec counts in a dictionary per feature. This module aggregates with polars;
+counts that exceed the memory are partitioned into files by a hash of the id, which are then aggregated one by one.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from trainer.storage.atomic_write import atomic_replace
 FIRST, RARE = 2, 1
 _CHUNK = 1 << 20  # ids aggregated at once
 _PARTS = 64
-_SCRAMBLE = 0x9E3779B1  # odd, so a bijection of 32-bit integers; its top bits spread small ids over all parts
+_SCRAMBLE = 0x9E3779B1  # odd, so a bijection of 32-bit integers; its top bits distribute small ids over all parts
 _BYTES_PER_ID = 16  # id, count and first position, as columns
 
 
 class Counts:
-    """How often each id occurs and where first, with at most `budget` bytes of them in memory at a time."""
+    """Count and first position of each id, with at most `budget` bytes in memory at a time."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self._folder, self._budget = folder, budget
         self._recent: list[pl.DataFrame] = []
         self._recent_bytes = 0
-        self._spilt = False
+        self._spilled = False
 
     def add(self, ids: npt.NDArray[np.uint32], first: int) -> None:
-        """Count ids that stand from position `first` on."""
+        """Count ids whose positions start at `first`."""
         positions = np.arange(first, first + ids.size, dtype=np.uint64)
         frame = pl.DataFrame({"id": ids, "n": np.ones(ids.size, np.uint32), "first": positions})
-        self._recent.append(_aggregated(frame))
+        self._recent.append(_aggregate(frame))
         self._recent_bytes += self._recent[-1].height * _BYTES_PER_ID
         if self._recent_bytes > self._budget:
-            self._recent = [_aggregated(pl.concat(self._recent))]
+            self._recent = [_aggregate(pl.concat(self._recent))]
             self._recent_bytes = self._recent[0].height * _BYTES_PER_ID
             if self._recent_bytes > self._budget // 2:
                 self._spill()
 
     def frequent(self, threshold: int) -> npt.NDArray[np.uint32]:
-        """The ids that occur at least `threshold` times, by first occurrence."""
+        """Return the ids that occur at least `threshold` times, by first occurrence."""
         found = [part.filter(pl.col("n") >= threshold).drop("n") for part in self._parts()]
         return pl.concat(found).sort("first")["id"].to_numpy()
 
     def _parts(self) -> Iterator[pl.DataFrame]:
-        """Frames that have no id in common."""
-        if not self._spilt:
-            yield _aggregated(pl.concat(self._recent))
+        """Yield frames that have no id in common."""
+        if not self._spilled:
+            yield _aggregate(pl.concat(self._recent))
             return
         self._spill()
         for part in range(_PARTS):
             files = sorted(self._folder.glob(f"{part}_*.parquet"))
             if files:
-                yield _aggregated(pl.concat([pl.read_parquet(file, memory_map=False) for file in files]))
+                yield _aggregate(pl.concat([pl.read_parquet(file, memory_map=False) for file in files]))
 
     def _spill(self) -> None:
         if self._recent:
@@ -74,10 +74,10 @@ class Counts:
             for number in range(_PARTS):
                 own = frame.filter(pl.col("part") == number).drop("part")
                 own.write_parquet(self._folder / f"{number}_{run}.parquet", compression="lz4")
-        self._recent, self._recent_bytes, self._spilt = [], 0, True
+        self._recent, self._recent_bytes, self._spilled = [], 0, True
 
 
-def _aggregated(frame: pl.DataFrame) -> pl.DataFrame:
+def _aggregate(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.group_by("id").agg(pl.col("n").sum(), pl.col("first").min())
 
 
@@ -90,7 +90,7 @@ class Numbers:
         self._numbers = (order + FIRST).astype(np.int32)
 
     def of(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-        """(N,) int32: from 2 on for ids of the vocabulary, 1 for others."""
+        """Return the numbers of ids, (N,) int32: from 2 on for ids of the vocabulary, 1 for others."""
         if not self._sorted.size:
             return np.full(ids.size, RARE, np.int32)
         at = self._sorted.searchsorted(ids)
@@ -101,8 +101,10 @@ class Numbers:
 def number_feature(
     stages: Sequence[Stage], feature: int, threshold: int, keep: Path, memory: int, workers: int, task: Task
 ) -> int:
-    """Writes each stage's mapped column and the vocabulary `keep` (npy: its k-th id has number k + 2); returns the rows
-    a table needs. The raw columns are deleted."""
+    """Write the mapped column of each stage and the vocabulary, and return the rows that a table needs.
+
+    The k-th id of the vocabulary file `keep` (npy) has number k + 2. The raw columns are deleted.
+    """
     sizes = [(stage.facts or {})["rows"] for stage in stages]
     if all(stage.mapped(feature).exists() for stage in stages):
         task.advance(2 * sum(sizes))
@@ -120,8 +122,8 @@ def number_feature(
     shutil.rmtree(spill, ignore_errors=True)
     if ids.size * _BYTES_PER_ID > memory:
         raise UserError(
-            f"feature cat_{feature} has {ids.size:,} ids that occur {threshold} times or more, too many for memory; "
-            f"legal: --memory-gib {ids.size * _BYTES_PER_ID / 2**30 + 1:.0f} or more, or a higher --threshold"
+            f"feature cat_{feature} has too many ids for the memory: got {ids.size:,} that occur {threshold} times or "
+            f"more. Fix: use --memory-gib {ids.size * _BYTES_PER_ID / 2**30 + 1:.0f}, or a higher --threshold"
         )
     keep.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(keep) as part, part.open("wb") as stream:
