@@ -136,7 +136,7 @@ def _build_planner(config: TrainConfig, hardware: Hardware) -> EmbeddingSharding
     # TorchRec reserves a share of the HBM only, so the host's share is subtracted here.
     host_memory = hardware.host_memory_bytes if on_gpu else memory
     bandwidths = hardware.bandwidths
-    per_millisecond = (
+    per_millisecond: dict[str, Any] = (
         {
             "hbm_mem_bw": bandwidths.hbm / 1e3,
             "intra_host_bw": bandwidths.intra_node / 1e3,
