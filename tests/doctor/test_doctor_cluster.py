@@ -186,7 +186,7 @@ def test_a_storage_class_must_be_there(well: FakeCluster, context: Callable[...,
         "local", {"kubeconfig.path": str(well.kubeconfig(tmp_path)), "storage": {"storage_class": "fast"}}
     )
     finding = one(asked(local_doctor.checks(settings), "storage"), "storage")
-    assert (finding.status, finding.result) == ("problem", "no class 'fast'; there are: slow")
+    assert (finding.status, finding.result) == ("problem", "no class 'fast'; the cluster has: slow")
     well.add(classes, {"metadata": {"name": "fast"}})
     assert one(asked(local_doctor.checks(settings), "storage"), "storage").status == "ok"
 

@@ -1,4 +1,4 @@
-"""Operators on any cluster: which are installed, with what values, in which order."""
+"""Operators on any cluster: which are installed, with which values and in which order."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _cluster(
 
 @pytest.fixture
 def install() -> Callable[..., Recording]:
-    """Install the add-ons of one cluster, with a job that depends on them, and record it to the end."""
+    """Return a function that records the add-ons of one cluster and a job that depends on them."""
 
     def run(launcher: str = "job", monitored: bool = False, queued: bool = False, **cluster: Any) -> Recording:
         def program() -> None:
-            made = _cluster(
+            target = _cluster(
                 cluster.get("gpu_chart"), cluster.get("fabric_chart"), cluster.get("exports_metrics", False)
             )
-            addons = Addons("a", made, launcher=launcher, monitored=monitored, queued=queued)
+            addons = Addons("a", target, launcher=launcher, monitored=monitored, queued=queued)
             k8s.core.v1.ConfigMap("job", data={}, opts=pulumi.ResourceOptions(depends_on=list(addons.ready)))
 
         recording = record(program, {}, "test")
@@ -93,7 +93,7 @@ def _releases(recording: Recording) -> set[str]:
     return {item.inputs["name"] for item in recording.of_type(RELEASE)}
 
 
-def test_a_cluster_that_needs_nothing_gets_nothing(install: Callable[..., Recording]) -> None:
+def test_a_cluster_without_needs_gets_no_operators(install: Callable[..., Recording]) -> None:
     recording = install()
     assert [item.type for item in recording.registrations if item.name.startswith("a-")] == []
 
@@ -102,7 +102,7 @@ def test_a_cluster_that_needs_nothing_gets_nothing(install: Callable[..., Record
     ("launcher", "release", "kustomization"),
     [("job", set(), 0), ("torchx", set(), 0), ("trainjob", {"kubeflow-trainer"}, 0), ("pytorchjob", set(), 1)],
 )
-def test_a_launcher_brings_its_own_operator_and_no_other(
+def test_only_the_launchers_operator_is_installed(
     install: Callable[..., Recording], launcher: str, release: set[str], kustomization: int
 ) -> None:
     recording = install(launcher)
@@ -120,7 +120,7 @@ def test_a_job_is_destroyed_before_every_operator(
     operators = recording.of_type(RELEASE) + recording.of_type("kubernetes:kustomize/v2:Directory")
     assert operators
     assert all(recording.needs(job, operator) for operator in operators), (
-        "an operator gone first leaves finalizers behind"
+        "an operator that is deleted first leaves finalizers behind"
     )
 
 
@@ -131,23 +131,23 @@ def test_custom_resources_are_destroyed_before_their_operator(install: Callable[
     namespace = recording.one("kubernetes:core/v1:Namespace")
     assert recording.needs(policy, operator)
     assert recording.needs(operator, namespace)
-    assert not recording.needs(operator, policy), "the test would pass whatever the order"
+    assert not recording.needs(operator, policy), "this test must be able to fail"
 
 
-def test_the_fabrics_driver_comes_before_the_gpus(install: Callable[..., Recording]) -> None:
+def test_the_fabrics_driver_is_installed_before_the_gpus(install: Callable[..., Recording]) -> None:
     operator = gpu.gpu_operator((GPU_TAINT,), installs_driver=True, finds_features=False, rdma=True)
     recording = install(gpu_chart=operator, fabric_chart=fabric.network_operator())
     by_name = {item.inputs["name"]: item for item in recording.of_type(RELEASE)}
     assert recording.needs(by_name["gpu-operator"], by_name["network-operator"])
-    assert by_name["gpu-operator"].inputs["values"]["nfd"] == {"enabled": False}, "two feature discoveries fight"
+    assert by_name["gpu-operator"].inputs["values"]["nfd"] == {"enabled": False}, "two feature discoveries conflict"
 
 
-def test_operators_wait_for_the_nodes_they_run_on(install: Callable[..., Recording]) -> None:
+def test_operators_depend_on_the_nodes(install: Callable[..., Recording]) -> None:
     recording = install("trainjob")
     assert recording.needs(recording.one(RELEASE), recording.one("pulumi:providers:kubernetes"))
 
 
-def test_kueue_comes_after_the_operator_whose_jobs_it_watches(install: Callable[..., Recording]) -> None:
+def test_kueue_is_installed_after_the_operator_whose_jobs_it_watches(install: Callable[..., Recording]) -> None:
     recording = install("pytorchjob", queued=True)
     assert recording.needs(recording.one(RELEASE), recording.one("kubernetes:kustomize/v2:Directory"))
 
@@ -156,14 +156,14 @@ def test_kueue_comes_after_the_operator_whose_jobs_it_watches(install: Callable[
     ("launcher", "watched"),
     [("job", "batch/job"), ("pytorchjob", "kubeflow.org/pytorchjob"), ("trainjob", "trainer.kubeflow.org/trainjob")],
 )
-def test_kueue_watches_the_launchers_kind_which_its_chart_leaves_off_by_default(launcher: str, watched: str) -> None:
+def test_kueue_watches_the_launchers_kind_of_job(launcher: str, watched: str) -> None:
     values: Any = launchers.kueue(launcher).values
     configuration = json.loads(values["managerConfig"]["controllerManagerConfigYaml"])
     assert watched in configuration["integrations"]["frameworks"]
     assert configuration["manageJobsWithoutQueueName"] is False, "operators' own jobs must not wait for a queue"
 
 
-def test_monitoring_brings_prometheus_the_gpu_exporter_and_the_dashboard(install: Callable[..., Recording]) -> None:
+def test_monitoring_installs_prometheus_the_gpu_exporter_and_the_dashboard(install: Callable[..., Recording]) -> None:
     recording = install(monitored=True)
     assert _releases(recording) == {"kube-prometheus-stack", "dcgm-exporter"}
     board = recording.one("kubernetes:core/v1:ConfigMap", "a-dashboard")
@@ -174,7 +174,7 @@ def test_a_cluster_that_exports_gpu_metrics_gets_no_second_exporter(install: Cal
     assert _releases(install(monitored=True, exports_metrics=True)) == {"kube-prometheus-stack"}
 
 
-def test_prometheus_takes_monitors_of_other_releases() -> None:
+def test_prometheus_uses_monitors_of_other_releases() -> None:
     values: Any = monitoring.prometheus_stack().values
     spec = values["prometheus"]["prometheusSpec"]
     assert spec["podMonitorSelectorNilUsesHelmValues"] is False, "the trainer's PodMonitor is not part of this release"
@@ -198,7 +198,7 @@ def test_a_device_plugin_tolerates_every_taint_of_its_pool(request_of: Callable[
     ], "the charts' defaults leave spot nodes without a plugin, and so without GPUs"
 
 
-def test_feature_discovery_and_drivers_reach_nodes_with_a_spot_taint() -> None:
+def test_feature_discovery_and_drivers_tolerate_a_spot_taint() -> None:
     network = fabric.network_operator(tolerations=(GPU_TAINT, SPOT))
     alone = gpu.gpu_operator((GPU_TAINT, SPOT), installs_driver=True, finds_features=True, rdma=False)
     for request in (network, alone):
@@ -215,22 +215,22 @@ def test_one_rdma_device_is_advertised_for_each_virtual_function() -> None:
     assert (resource["resourcePrefix"], resource["resourceName"]) == ("rdma", "ib")
 
 
-def test_every_namespace_is_made_by_pulumi_and_says_its_pod_security_level(install: Callable[..., Recording]) -> None:
+def test_pulumi_creates_every_namespace_with_a_pod_security_level(install: Callable[..., Recording]) -> None:
     recording = install("trainjob", monitored=True, queued=True, gpu_chart=gpu.device_plugin((GPU_TAINT,)))
     namespaces = recording.of_type("kubernetes:core/v1:Namespace")
-    made = {item.inputs["metadata"]["name"]: item.inputs["metadata"]["labels"] for item in namespaces}
+    created = {item.inputs["metadata"]["name"]: item.inputs["metadata"]["labels"] for item in namespaces}
     used = {item.inputs["namespace"] for item in recording.of_type(RELEASE)} - {"kube-system"}
-    assert used == set(made), "Helm leaves a namespace of its own making behind on destroy"
-    assert all(labels["pod-security.kubernetes.io/enforce"] and labels["owner"] == "me" for labels in made.values())
-    assert made["nvidia-device-plugin"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert used == set(created), "a namespace that Helm creates remains after destroy"
+    assert all(labels["pod-security.kubernetes.io/enforce"] and labels["owner"] == "me" for labels in created.values())
+    assert created["nvidia-device-plugin"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
-def test_a_kubeconfig_that_a_cloud_left_in_clear_text_is_exported_as_a_secret(kubeconfig: Path) -> None:
+def test_a_kubeconfig_in_plain_text_is_exported_as_a_secret(kubeconfig: Path) -> None:
     config = {f"{PROJECT}:cloud": "local", f"{PROJECT}:tags": '{"owner": "me", "cost_centre": "tests"}'}
     settings = parse(config, PROJECT, "test", {}).settings
 
     def program() -> None:
-        careless = dataclasses.replace(_cluster(None, None), kubeconfig=pulumi.Output.from_input("{}"))
-        export_all(careless, settings)
+        plain = dataclasses.replace(_cluster(None, None), kubeconfig=pulumi.Output.from_input("{}"))
+        export_all(plain, settings)
 
     assert "kubeconfig" in record(program, {}, "test").secret_exports

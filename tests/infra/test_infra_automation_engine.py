@@ -105,6 +105,7 @@ def project(tmp_path: Path, engine_env: None) -> Path:
     for name in ("Pulumi.yaml", "Pulumi.local.yaml"):
         shutil.copy(ROOT / name, folder)
     (folder / "__main__.py").write_text(PROGRAM)
+    (folder / ".venv").symlink_to(sys.prefix)  # Pulumi.yaml names it
     return folder
 
 

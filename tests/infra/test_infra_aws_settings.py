@@ -1,4 +1,4 @@
-"""AWS: mistakes that are told before any resource is registered, and what an hour costs."""
+"""Settings of a stack on AWS: validation before any resource is registered, and the hourly cost."""
 
 from __future__ import annotations
 
@@ -42,36 +42,36 @@ def _problems(keys: Mapping[str, Any], region: str | None = "us-west-2", stack: 
 # Cost
 
 
-def test_an_hour_counts_everything_that_is_billed_whether_it_is_used_or_not() -> None:
+def test_the_hourly_cost_includes_everything_that_is_billed_by_the_hour() -> None:
     settings = _settings({"gpu": {"instance_type": "p5.48xlarge"}})
     lines = {line.what: line for line in settings.cost_lines(2)}
     assert {"EKS control plane", "NAT gateway", "interface endpoint", "GiB of FSx for Lustre"} <= set(lines)
     assert all(line.on_demand_usd_per_hour > 0 for line in lines.values())
     assert lines["interface endpoint"].count == 4, "two services in two zones"
     total = HourlyCost(settings.cost_lines(2))
-    beside = 0.10 + 2 * 0.192 + 0.045 + 0.005 + 4 * 0.01 + (600 * 0.08 + 1200 * 0.21 + 1) / 730
-    assert total.on_demand_usd == pytest.approx(2 * 55.04 + beside, abs=1e-3)
-    assert total.spot_usd == pytest.approx(2 * 22.73 + beside, abs=1e-3)
+    without_gpus = 0.10 + 2 * 0.192 + 0.045 + 0.005 + 4 * 0.01 + (600 * 0.08 + 1200 * 0.21 + 1) / 730
+    assert total.on_demand_usd == pytest.approx(2 * 55.04 + without_gpus, abs=1e-3)
+    assert total.spot_usd == pytest.approx(2 * 22.73 + without_gpus, abs=1e-3)
 
 
-def test_extended_support_is_asked_for_and_priced() -> None:
-    def plane(support: str) -> float:
+def test_extended_support_has_its_price() -> None:
+    def price(support: str) -> float:
         lines = _settings({"cluster": {"support": support}}).cost_lines(0)
         return next(line.on_demand_usd_per_hour for line in lines if "control" in line.what)
 
-    assert plane("extended") == pytest.approx(6 * plane("standard"))
+    assert price("extended") == pytest.approx(6 * price("standard"))
 
 
-def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
+def test_every_price_has_a_unit_a_date_and_a_source() -> None:
     rows = tomllib.loads((Path(aws.__file__).parent / "prices.toml").read_text())
     assert all({"per", "as_of", "source"} <= set(row) for row in rows.values())
 
 
-# Mistakes
+# Validation
 
 
 @pytest.mark.parametrize(
-    ("keys", "key", "legal", "fix"),
+    ("keys", "key", "allowed", "fix"),
     [
         (
             {"gpu": {"instance_type": "a2-highgpu-8g"}},
@@ -134,35 +134,35 @@ def test_every_price_beside_the_gpus_has_a_unit_a_date_and_a_source() -> None:
         ({"monitoring": {"log_retention_days": 10}}, "monitoring.log_retention_days", "30", "log_retention_days 1"),
     ],
 )
-def test_a_mistake_is_told_with_what_is_legal_and_the_command_that_mends_it(
-    keys: Mapping[str, Any], key: str, legal: str, fix: str
+def test_an_invalid_setting_is_reported_with_allowed_values_and_a_fix(
+    keys: Mapping[str, Any], key: str, allowed: str, fix: str
 ) -> None:
     found = _problems(keys)
-    assert set(found) == {key}, "one mistake, one problem"
-    assert legal in found[key].allowed
+    assert set(found) == {key}, "one mistake must cause one problem"
+    assert allowed in found[key].allowed
     assert fix in found[key].fix
 
 
-def test_the_zone_of_a_reservation_joins_the_default_zones_and_moves_none_of_them() -> None:
+def test_the_zone_of_a_reservation_is_added_after_the_default_zones() -> None:
     settings = _settings({"gpu": {"zone": "us-west-2d"}})
     assert settings.zones == ("us-west-2a", "us-west-2b", "us-west-2d")
     assert settings.gpu_zone == "us-west-2d"
 
 
 @pytest.mark.parametrize("size_gib", [1200, 2400, 4800, 24000])
-def test_sizes_that_fsx_offers_are_taken(size_gib: int) -> None:
+def test_sizes_that_fsx_offers_are_accepted(size_gib: int) -> None:
     assert _settings({"storage": {"size_gib": size_gib}}).storage.size_gib == size_gib
 
 
-def test_a_missing_or_foreign_region_is_a_problem_of_its_own() -> None:
+def test_a_missing_or_unsupported_region_is_reported_once() -> None:
     assert _problems({}, None)["aws:region"].fix == "pulumi config set aws:region us-west-2"
     assert set(_problems({}, "cn-north-1")) == {"aws:region"}
 
 
-def test_names_that_aws_refuses_are_told_before_it_does() -> None:
+def test_names_that_aws_would_reject_are_reported() -> None:
     assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].fix
     assert _problems({"tags": {"owner": "me", "cost_centre": "tests", "extra": {"aws:x": "y"}}})
 
 
-def test_a_version_that_yaml_read_as_a_number_is_a_version() -> None:
+def test_a_kubernetes_version_that_yaml_reads_as_a_number_is_accepted() -> None:
     assert _settings({"cluster": {"kubernetes_version": 1.36}}).cluster.kubernetes_version == "1.36"

@@ -1,7 +1,7 @@
-"""Draws the dashboard's training panels from the endpoint of a real run: `python tests/monitoring/picture.py OUT.png`.
+"""Draws the dashboard's training panels from a real run: `python tests/monitoring/picture.py OUT.png`.
 
-Grafana draws the same queries on a cluster. Here a run of two CPU processes is killed once and resumed, its endpoint is
-asked twice a second, and each panel's PromQL is evaluated on what came back, as far as those panels use the language.
+The run has two CPU processes, one of which is killed, so that both restart and resume. The script scrapes the metrics
+endpoint twice a second and evaluates each panel's PromQL, which Grafana evaluates on a cluster.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import matplotlib as mpl
 import promql_parser
-from monitoring_queries import parsed
+from monitoring_queries import parse
 
 from infra.monitoring.board import TRAINING, Panel
 
 ROOT = Path(__file__).resolve().parents[2]
-_PORT, _EVERY_SECONDS = 9410, 0.5
+_PORT, _SCRAPE_SECONDS = 9410, 0.5
 _OPTIONS = {
     "train.run": "dashboard",
     "train.steps": "1500",
@@ -48,13 +48,13 @@ Vector = dict[Labels, float]
 
 
 class Scrapes:
-    """What the endpoint said, by time."""
+    """The series of the metrics endpoint over time."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[float, dict[tuple[str, Labels], float]]] = []
+        self.samples: list[tuple[float, dict[tuple[str, Labels], float]]] = []
 
-    def ask(self) -> None:
-        """One scrape; none while nobody answers."""
+    def scrape(self) -> None:
+        """Record the current series, nothing if the endpoint does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{_PORT}/metrics", timeout=2) as page:
                 text = page.read().decode()
@@ -64,84 +64,87 @@ class Scrapes:
         for name, labels, value in re.findall(r"^(trainer_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
             key = frozenset(re.findall(r'(\w+)="([^"]*)"', labels))
             found[name, key] = float(value)
-        self.seen.append((time.time(), found))
+        self.samples.append((time.time(), found))
 
     def latest(self, name: str) -> float | None:
-        """The newest value of a series of one label."""
-        values = [value for key, value in self.seen[-1][1].items() if key[0] == name] if self.seen else []
+        """Return the newest value of a series, None without one."""
+        values = [value for key, value in self.samples[-1][1].items() if key[0] == name] if self.samples else []
         return values[0] if values else None
 
 
 def run(scrapes: Scrapes, folder: Path) -> None:
-    """Train, kill, resume, to the end."""
+    """Train to the end, and kill one worker on the way so that torchrun restarts the processes."""
     options = _OPTIONS | {"checkpoint.uri": str(folder)}
-    words = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "train"]
-    words += [word for key, value in options.items() for word in (f"--{key}", value)]
+    command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "--max-restarts", "1", "train"]
+    command += [word for key, value in options.items() for word in (f"--{key}", value)]
+    process = subprocess.Popen(command, cwd=ROOT)
     killed = False
-    while True:
-        process = subprocess.Popen(words, cwd=ROOT, process_group=0)
-        while process.poll() is None:
-            time.sleep(_EVERY_SECONDS)
-            scrapes.ask()
-            if not killed and (scrapes.latest("trainer_step") or 0) >= _KILL_AT_STEP:
-                killed = True
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode == 0:
-            return
-        assert killed, f"the run ended with {process.returncode}"
+    while process.poll() is None:
+        time.sleep(_SCRAPE_SECONDS)
+        scrapes.scrape()
+        if not killed and (scrapes.latest("trainer_step") or 0) >= _KILL_AT_STEP:
+            killed = True
+            os.kill(child_processes(process.pid)[-1], signal.SIGKILL)
+    assert killed, "the run ended before its worker was killed"
+    assert process.returncode == 0, f"the run failed with {process.returncode}"
 
 
-def evaluated(tree: Any, scrape: tuple[float, Mapping[tuple[str, Labels], float]], history: Scrapes) -> Vector | float:
-    """The part of PromQL that the panels use: selectors, sum by, time(), increase, minus."""
+def child_processes(pid: int) -> list[int]:
+    """Return the ids of a process's children."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def evaluate(tree: Any, scrape: tuple[float, Mapping[tuple[str, Labels], float]], history: Scrapes) -> Vector | float:
+    """Evaluate the part of PromQL that the panels use: selectors, sum by, time(), increase, minus."""
     when, series = scrape
     if isinstance(tree, promql_parser.ParenExpr):
-        return evaluated(tree.expr, scrape, history)
+        return evaluate(tree.expr, scrape, history)
     if isinstance(tree, promql_parser.VectorSelector):
-        wanted = [(m.name, m.value) for m in tree.matchers.matchers]
+        matchers = [(matcher.name, matcher.value) for matcher in tree.matchers.matchers]
         return {
             labels: value
             for (name, labels), value in series.items()
-            if name == tree.name and all(re.fullmatch(v, dict(labels).get(k, "")) for k, v in wanted)
+            if name == tree.name and all(re.fullmatch(value, dict(labels).get(label, "")) for label, value in matchers)
         }
     if isinstance(tree, promql_parser.Call) and tree.func.name == "time":
         return when
     if isinstance(tree, promql_parser.Call) and tree.func.name == "increase":
         selector = tree.args[0].vector_selector
-        first = evaluated(selector, history.seen[0], history)
-        last = evaluated(selector, scrape, history)
+        first = evaluate(selector, history.samples[0], history)
+        last = evaluate(selector, scrape, history)
         assert isinstance(first, dict)
         assert isinstance(last, dict)
         return {labels: max(0.0, value - first.get(labels, 0.0)) for labels, value in last.items()}
     if isinstance(tree, promql_parser.AggregateExpr):
-        inner = evaluated(tree.expr, scrape, history)
-        assert isinstance(inner, dict)
+        vector = evaluate(tree.expr, scrape, history)
+        assert isinstance(vector, dict)
         sums: Vector = {}
-        for labels, value in inner.items():
-            kept = frozenset(item for item in labels if item[0] in tree.modifier.labels)
-            sums[kept] = sums.get(kept, 0.0) + value
+        for labels, value in vector.items():
+            group = frozenset(item for item in labels if item[0] in tree.modifier.labels)
+            sums[group] = sums.get(group, 0.0) + value
         return sums
     if isinstance(tree, promql_parser.BinaryExpr) and str(tree.op) == "-":
-        left, right = evaluated(tree.lhs, scrape, history), evaluated(tree.rhs, scrape, history)
+        left, right = evaluate(tree.lhs, scrape, history), evaluate(tree.rhs, scrape, history)
         assert isinstance(left, float)
         assert isinstance(right, dict)
         return {labels: left - value for labels, value in right.items()}
-    raise AssertionError(f"a panel uses more of PromQL than this script knows: {tree}")
+    raise AssertionError(f"this script cannot evaluate: {tree}")
 
 
 def draw(axes: Any, panel: Panel, scrapes: Scrapes) -> None:
-    """One panel."""
-    start = scrapes.seen[0][0]
+    """Draw one panel."""
+    start = scrapes.samples[0][0]
     for legend, query in panel.queries.items():
-        if "trainer_" not in query:  # kube-state-metrics: there is no cluster here
+        if "trainer_" not in query:  # series of kube-state-metrics exist only on a cluster
             continue
         lines: dict[Labels, list[tuple[float, float]]] = {}
         before = start
-        for scrape in scrapes.seen:
-            found = evaluated(parsed(query), scrape, scrapes)
+        for scrape in scrapes.samples:
+            found = evaluate(parse(query), scrape, scrapes)
             assert isinstance(found, dict)
             for labels, value in found.items():
                 points = lines.setdefault(labels, [])
-                if points and scrape[0] - before > 4 * _EVERY_SECONDS:
+                if points and scrape[0] - before > 4 * _SCRAPE_SECONDS:
                     points.append((before - start, float("nan")))
                 points.append((scrape[0] - start, value))
             before = scrape[0]
@@ -155,7 +158,7 @@ def draw(axes: Any, panel: Panel, scrapes: Scrapes) -> None:
 
 
 def main() -> int:
-    """Run, then draw."""
+    """Run the training and draw the panels."""
     target = Path(sys.argv[1])
     mpl.use("Agg")
     from matplotlib import pyplot
@@ -168,9 +171,9 @@ def main() -> int:
         draw(axes, panel, scrapes)
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=8)
-    figure.suptitle("TorchRec training: a local run, killed once and resumed (drawn by matplotlib)", fontsize=11)
+    figure.suptitle("TorchRec training: a local run with one killed worker (drawn by matplotlib)", fontsize=11)
     figure.savefig(target, dpi=85)
-    sys.stdout.write(f"{target}: {len(scrapes.seen)} scrapes\n")
+    sys.stdout.write(f"{target}: {len(scrapes.samples)} scrapes\n")
     return 0
 
 

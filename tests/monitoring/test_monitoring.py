@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for series that somebody really exports, in PromQL that a parser takes."""
+"""Queries of the dashboard and the alerts: valid PromQL that reads series which are really exported."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 pytest.importorskip("promql_parser", reason="`make install-test` installs the parser of PromQL")
-from monitoring_queries import parsed, selectors
+from monitoring_queries import parse, selectors
 
 from infra.addons import gpu, monitoring
 from infra.monitoring.alerts import ALERTS, rules
 from infra.monitoring.board import ROWS, dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What the DCGM exporter's own list of counters (etc/dcp-metrics-included.csv of 4.x) reads, and names beside it in
-#: comments: fields that exist and are left out.
+#: Fields in the DCGM exporter's default list (etc/dcp-metrics-included.csv of 4.x), including those in its comments.
 PUBLISHED = {
     "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_MEM_CLOCK", "DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_GPU_TEMP",
     "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
@@ -38,7 +37,7 @@ PUBLISHED = {
     "DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES",
     "DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES",
 }  # fmt: skip
-#: Series of kube-state-metrics and node exporter that are read, with the labels that they have by default.
+#: Series of kube-state-metrics and node exporter that queries read, with their default labels.
 OTHERS = {
     "kube_node_spec_unschedulable": {"node"},
     "kube_node_status_condition": {"node", "condition", "status"},
@@ -51,23 +50,23 @@ OTHERS = {
     "node_network_receive_bytes_total": {"device"},
     "node_network_transmit_bytes_total": {"device"},
 }
-#: What a PodMonitor puts on every series.
+#: Labels that a PodMonitor adds to every series.
 SCRAPED = {"namespace", "pod", "container", "endpoint", "instance", "job"}
 
 
-def every_query() -> list[Any]:
+def all_queries() -> list[Any]:
     queries = {panel.title: list(panel.queries.values()) for row in ROWS.values() for panel in row}
     queries |= {alert.name: [alert.query] for alert in ALERTS}
     return [pytest.param(query, id=f"{name}: {query}"[:90]) for name, listed in queries.items() for query in listed]
 
 
-EVERY = every_query()
+QUERIES = all_queries()
 
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Series of the trainer's own endpoint after every kind of event, each with its labels."""
-    pytest.importorskip("torch", reason="the trainer's own endpoint is asked")
+    """Return the series of the trainer's endpoint after every kind of event, with their labels."""
+    pytest.importorskip("torch", reason="needs the trainer's metrics endpoint")
     from trainer.metrics.prometheus import Prometheus
 
     sink = Prometheus("127.0.0.1", 0, "criteo")
@@ -97,38 +96,36 @@ def counters() -> Iterator[list[str]]:
     yield from csv.reader(lines, skipinitialspace=True)
 
 
-@pytest.mark.parametrize("query", EVERY)
-def test_a_query_reads_series_that_are_exported_by_labels_that_they_have(
-    query: str, exported: dict[str, set[str]]
-) -> None:
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_reads_exported_series_and_existing_labels(query: str, exported: dict[str, set[str]]) -> None:
     names = {row[0] for row in counters()}
     found = list(selectors(query))
-    assert found, "a query without a series draws nothing"
+    assert found, "a query without a series has no result"
     for name, labels in found:
         if name.startswith("trainer_"):
             assert name in exported, "the trainer exports no such series"
             assert labels <= exported[name] | SCRAPED
         elif name.startswith("DCGM_"):
-            assert name in names, "infra/monitoring/counters.csv does not ask for it"
+            assert name in names, "it is missing in infra/monitoring/counters.csv"
         else:
             assert labels <= OTHERS[name] | SCRAPED
 
 
 @pytest.mark.parametrize("query", ["sum by run (trainer_step)", "rate(trainer_samples_total)", "trainer_step{"])
-def test_what_is_no_promql_is_refused(query: str) -> None:
+def test_invalid_promql_is_rejected(query: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the parser's own words change
-        parsed(query)
+        parse(query)
 
 
-def test_every_series_of_the_trainer_that_people_read_is_in_a_panel(exported: dict[str, set[str]]) -> None:
-    shown = {name for query in EVERY for name, _ in selectors(query.values[0])}
-    #: Beside the panels: what a step is, what memory is left to DCGM, and what Prometheus' client adds.
-    left_out = {"trainer_memory_bytes", "trainer_learning_rate_factor", "trainer_samples_total"}
+def test_every_series_of_the_trainer_is_in_a_panel(exported: dict[str, set[str]]) -> None:
+    shown = {name for query in QUERIES for name, _ in selectors(query.values[0])}
+    # Memory is in DCGM's panel; the other two are inputs for queries of users.
+    without_panel = {"trainer_memory_bytes", "trainer_learning_rate_factor", "trainer_samples_total"}
     own = {name for name in exported if not name.endswith("_created")}
-    assert own - shown == left_out
+    assert own - shown == without_panel
 
 
-def test_the_exporter_is_asked_for_fields_that_exist_and_all_of_them_by_the_chart() -> None:
+def test_the_exporter_reads_existing_fields_and_the_chart_passes_all_of_them() -> None:
     rows = list(counters())
     assert all(len(row) == 3 and row[1] in ("gauge", "counter") for row in rows)
     names = [row[0] for row in rows]
@@ -144,17 +141,17 @@ def _pool() -> Any:
     return SimpleNamespace(node_selector={}, tolerations=())
 
 
-def test_counters_are_read_as_rates_and_gauges_as_they_are() -> None:
+def test_queries_use_rates_of_counters_and_values_of_gauges() -> None:
     kinds = {row[0]: row[1] for row in counters()}
-    for query in (item.values[0] for item in EVERY):
+    for query in (item.values[0] for item in QUERIES):
         for name in re.findall(r"DCGM_\w+", query):
-            inside = re.search(rf"(rate|increase)\({name}\[", query)
-            assert bool(inside) == (kinds[name] == "counter"), f"{name} is a {kinds[name]}: {query}"
+            in_rate = re.search(rf"(rate|increase)\({name}\[", query)
+            assert bool(in_rate) == (kinds[name] == "counter"), f"{name} is a {kinds[name]}: {query}"
 
 
-def test_panels_stand_side_by_side_and_have_words_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_a_description_and_a_unit() -> None:
     panels: Any = dashboard()["panels"]
-    places = set()
+    occupied = set()
     for panel in panels:
         place = panel["gridPos"]
         cells = {
@@ -162,54 +159,56 @@ def test_panels_stand_side_by_side_and_have_words_of_their_own() -> None:
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not cells & places, f"{panel['title']} covers another panel"
+        assert not cells & occupied, f"{panel['title']} covers another panel"
         assert place["x"] + place["w"] <= 24
-        places |= cells
+        occupied |= cells
     graphs = [panel for panel in panels if panel["type"] == "timeseries"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["description"] and panel["fieldConfig"]["defaults"]["unit"] for panel in graphs)
     assert len(graphs) == sum(len(row) for row in ROWS.values())
 
 
-def test_the_dashboard_chooses_namespace_and_run_from_series_that_exist() -> None:
+def test_the_dashboards_variables_are_those_that_queries_use() -> None:
     variables: Any = dashboard()["templating"]
     queries = {item["name"]: item["query"] for item in variables["list"]}
     assert set(queries) == {"datasource", "namespace", "run"}
-    used = set(re.findall(r"\$(\w+)", json.dumps([item.values[0] for item in EVERY])))
-    assert used == {"namespace", "run"}, "a variable that nobody defines matches nothing"
+    used = set(re.findall(r"\$(\w+)", json.dumps([item.values[0] for item in QUERIES])))
+    assert used == {"namespace", "run"}, "an undefined variable matches nothing"
 
 
-def test_every_alert_is_named_once_and_says_what_to_do() -> None:
+def test_every_alert_has_a_unique_name_a_summary_and_an_action() -> None:
     names = [alert.name for alert in ALERTS]
     assert len(names) == len(set(names))
     assert all(alert.summary and alert.action for alert in ALERTS)
     for alert in ALERTS:
         used = set(re.findall(r"\$labels\.(\w+)", alert.summary))
-        kept = {label for group in re.findall(r"by \(([^)]*)\)", alert.query) for label in re.split(r",\s*", group)}
-        assert used <= kept, f"{alert.name} names a label that its query has dropped"
+        available = {
+            label for group in re.findall(r"by \(([^)]*)\)", alert.query) for label in re.split(r",\s*", group)
+        }
+        assert used <= available, f"{alert.name} uses a label that its query drops"
 
 
-def test_the_alerts_are_installed_with_the_prometheus_that_reads_them() -> None:
+def test_the_alerts_are_installed_with_prometheus() -> None:
     request = monitoring.prometheus_stack()
     (rule,) = request.resources
     assert (rule.api_version, rule.kind) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert rule.spec == rules()
     values: Any = request.values
     assert values["prometheus"]["prometheusSpec"]["ruleSelectorNilUsesHelmValues"] is False, (
-        "it would read only the chart's"
+        "otherwise it reads only the chart's rules"
     )
 
 
 @pytest.mark.parametrize(("what", "key"), [("dashboard", "panels"), ("alerts", "groups")])
-def test_both_can_be_printed_for_others_to_import(what: str, key: str) -> None:
+def test_dashboard_and_alerts_can_be_printed_for_import(what: str, key: str) -> None:
     words = [sys.executable, "-m", "infra.monitoring", what]
     answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)[key]
 
 
-def test_a_typo_is_told_in_one_line() -> None:
+def test_a_typo_is_reported_in_one_line() -> None:
     words = [sys.executable, "-m", "infra.monitoring", "alert"]
     answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1, answer.stderr
-    assert "dashboard" in answer.stderr, "it must say what is legal"
+    assert "dashboard" in answer.stderr, "the error must list the allowed values"

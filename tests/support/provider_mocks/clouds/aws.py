@@ -1,4 +1,4 @@
-"""What AWS computes, in the shape in which it answers."""
+"""Values that AWS computes, in the form of its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ACCOUNT = "123456789012"
 
 
 def _kubeconfig(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The kubeconfig of pulumi-eks: no token in it, a program that fetches one."""
+    """Return the kubeconfig of pulumi-eks, which contains a command that fetches a token instead of a token."""
     arguments = ["--region", "us-west-2", "eks", "get-token", "--cluster-name", inputs["name"]]
     command = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "aws", "args": arguments}
     server = {"server": f"https://{name}.gr7.us-west-2.eks.amazonaws.com", "certificate-authority-data": "Q0E="}
