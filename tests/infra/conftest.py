@@ -52,3 +52,9 @@ def fourth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "fourth"
     for module in [name for name in sys.modules if name.startswith("infra.clouds.fourth")]:
         del sys.modules[module]
+
+
+@pytest.fixture
+def a3(stack: Callable[..., Recording]) -> Recording:
+    """Record a stack on Google Cloud with A3 High nodes, which use GPUDirect-TCPX."""
+    return stack("gcp", {"gpu.instance_type": "a3-highgpu-8g"})

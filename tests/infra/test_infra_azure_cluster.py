@@ -1,0 +1,117 @@
+"""Azure: the AKS control plane, its encryption, its upgrades and access to it."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import yaml
+from azure_stack import AKS, CHOSEN, GROUP, OPEN, POOL, ROLE, VAULT, Stack, parse_settings, roles_of
+
+
+def test_every_login_uses_entra(stack: Stack) -> None:
+    cluster = stack("azure").one(AKS).inputs
+    assert cluster["disableLocalAccounts"] is True
+    assert cluster["enableRBAC"] is True
+    assert cluster["aadProfile"]["managed"] is True
+    assert cluster["aadProfile"]["enableAzureRBAC"] is True
+
+
+def test_pods_get_identities_from_the_clusters_own_issuer(stack: Stack) -> None:
+    cluster = stack("azure").one(AKS).inputs
+    assert cluster["oidcIssuerProfile"]["enabled"] is True
+    assert cluster["securityProfile"]["workloadIdentity"]["enabled"] is True
+
+
+def test_the_api_server_is_private_unless_ranges_are_authorized(stack: Stack) -> None:
+    private = stack("azure").one(AKS).inputs["apiServerAccessProfile"]
+    assert (private["enablePrivateCluster"], private["enablePrivateClusterPublicFQDN"]) == (True, False)
+    assert "authorizedIPRanges" not in private, "AKS rejects ranges on a private cluster"
+    public = stack("azure", OPEN).one(AKS).inputs["apiServerAccessProfile"]
+    assert public["authorizedIPRanges"] == ["203.0.113.0/24", "198.51.100.7/32"]
+    assert public["enablePrivateCluster"] is False
+
+
+def test_the_control_planes_identity_may_join_its_subnet(stack: Stack) -> None:
+    recording = stack("azure")
+    cluster = recording.one(AKS)
+    assert cluster.inputs["identity"] == {
+        "type": "UserAssigned",
+        "userAssignedIdentities": ["azure-identity-id"],
+    }
+    joins = recording.one(ROLE, "azure-network")
+    assert joins.inputs["scope"] == "azure-network-nodes-subnet-id"
+    assert recording.needs(cluster, joins), "AKS checks the role when it creates the cluster"
+
+
+def test_disks_and_caches_of_all_nodes_are_encrypted_on_their_host(stack: Stack) -> None:
+    recording = stack("azure")
+    pools = [recording.one(AKS).inputs["agentPoolProfiles"][0], recording.one(POOL).inputs]
+    assert [pool["enableEncryptionAtHost"] for pool in pools] == [True, True]
+
+
+def test_the_stacks_own_key_encrypts_secrets(stack: Stack) -> None:
+    recording = stack("azure", CHOSEN)
+    cluster = recording.one(AKS)
+    assert cluster.inputs["securityProfile"]["azureKeyVaultKms"]["keyId"] == CHOSEN["kubernetes.kms_key_id"]
+    unwraps = recording.one(ROLE, "azure-key")
+    assert unwraps.inputs["scope"] == f"{VAULT}/keys/etcd", "the key, not the vault"
+    assert recording.needs(cluster, unwraps)
+
+
+def test_upgrades_wait_for_sunday_night(stack: Stack) -> None:
+    recording = stack("azure")
+    assert recording.one(AKS).inputs["autoUpgradeProfile"] == {
+        "upgradeChannel": "patch",
+        "nodeOSUpgradeChannel": "NodeImage",
+    }
+    windows = recording.of_type("azure-native:containerservice:MaintenanceConfiguration")
+    days = {one.inputs["configName"]: one.inputs["maintenanceWindow"]["schedule"]["weekly"] for one in windows}
+    assert set(days) == {"aksManagedAutoUpgradeSchedule", "aksManagedNodeOSUpgradeSchedule"}
+    assert {day["dayOfWeek"] for day in days.values()} == {"Sunday"}
+
+
+def test_the_kubeconfig_is_secret_and_contains_a_login_command_instead_of_a_token(stack: Stack) -> None:
+    recording = stack("azure")
+    assert "kubeconfig" in recording.secret_exports
+    document = yaml.safe_load(recording.exports["kubeconfig"])
+    (user,) = document["users"]
+    assert user["user"]["exec"]["command"] == "kubelogin"
+    assert "a-token-that-must-not-survive" not in recording.exports["kubeconfig"]
+    assert document["clusters"][0]["cluster"]["server"].startswith("https://aks.privatelink")
+    calls = [token for token, _ in recording.calls]
+    assert "azure-native:containerservice:listManagedClusterUserCredentials" in calls
+    assert not any("Admin" in token for token in calls), "the admin's credentials never expire"
+
+
+def test_kubernetes_objects_are_created_after_an_administrators_role(stack: Stack) -> None:
+    recording = stack("azure")
+    role = recording.one(ROLE, "azure-admin-caller")
+    assert role.inputs["principalId"] == "caller-object"
+    assert recording.needs(recording.one("pulumi:providers:kubernetes"), role), (
+        "without the role the first object is forbidden"
+    )
+
+
+def test_configured_groups_administer_the_cluster_instead_of_the_caller(stack: Stack) -> None:
+    recording = stack("azure", CHOSEN)
+    assert recording.one(AKS).inputs["aadProfile"]["adminGroupObjectIDs"] == [GROUP]
+    administrators = {role["principalId"] for name, role in roles_of(recording).items() if name.endswith("-01234567")}
+    assert administrators == {GROUP}
+    assert "caller-object" not in {role["principalId"] for role in roles_of(recording).values()}
+
+
+def test_only_the_users_credentials_of_the_kubeconfig_are_replaced() -> None:
+    from infra.clouds.azure.cluster import keyless
+
+    document = {"clusters": [{"name": "c"}], "users": [{"name": "u", "user": {"client-key-data": "secret"}}]}
+    after = yaml.safe_load(keyless(base64.b64encode(yaml.safe_dump(document).encode()).decode(), "msi"))
+    assert after["clusters"] == document["clusters"]
+    assert after["users"][0]["user"]["exec"]["args"][:3] == ["get-token", "--login", "msi"]
+    assert "client-key-data" not in after["users"][0]["user"]
+
+
+@pytest.mark.parametrize("version", ["1.34", 1.34])
+def test_the_kubernetes_version_has_the_same_key_as_on_aws(stack: Stack, version: object) -> None:
+    assert parse_settings({"cluster": {"kubernetes_version": version}}).cluster.kubernetes_version == "1.34"
+    assert stack("azure").one(AKS).inputs["kubernetesVersion"] == "1.35"
