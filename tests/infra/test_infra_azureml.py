@@ -1,4 +1,4 @@
-"""A stack whose job runs on Azure Machine Learning, and what cancels the job before it is deleted."""
+"""A stack whose job runs on Azure Machine Learning, and the resource that cancels the job before its deletion."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ ON_ML = {"job.launcher": "azureml", "job.image": "azure850f1526.azurecr.io/train
 
 @pytest.fixture
 def made(stack: Callable[..., Recording]) -> Recording:
+    """Record a stack with job.launcher azureml."""
     return stack("azure", ON_ML)
 
 
 def properties(recording: Recording) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = recording.one(f"{ML}Job").inputs["properties"]
-    return found
+    """Return the properties of the stack's job."""
+    inputs: Mapping[str, Any] = recording.one(f"{ML}Job").inputs["properties"]
+    return inputs
 
 
-def test_no_cluster_is_provisioned(made: Recording) -> None:
+def test_azureml_creates_no_cluster(made: Recording) -> None:
     kinds = {item.type for item in made.registrations}
     assert not [kind for kind in kinds if kind.startswith(("kubernetes:", "azure-native:containerservice", "pulumi:"))]
     assert not [kind for kind in kinds if kind.startswith("azure-native:netapp")]
@@ -39,7 +41,7 @@ def test_no_cluster_is_provisioned(made: Recording) -> None:
     assert made.exports["job"]["launcher"] == "azureml"
 
 
-def test_nothing_is_public_unless_ranges_are_given(made: Recording, stack: Callable[..., Recording]) -> None:
+def test_nothing_is_public_unless_ranges_are_authorized(made: Recording, stack: Callable[..., Recording]) -> None:
     workspace = made.one(f"{ML}Workspace").inputs
     assert workspace["publicNetworkAccess"] == "Disabled"
     assert made.one(f"{ML}Compute").inputs["properties"]["properties"]["enableNodePublicIp"] is False
@@ -49,20 +51,22 @@ def test_nothing_is_public_unless_ranges_are_given(made: Recording, stack: Calla
     assert opened.one(f"{ML}Workspace").inputs["publicNetworkAccess"] == "Enabled"
 
 
-def test_the_workspace_has_an_identity_its_rights_and_its_logs(made: Recording) -> None:
+def test_the_workspace_has_an_identity_with_roles_and_exports_its_logs(made: Recording) -> None:
     workspace = made.one(f"{ML}Workspace")
     assert workspace.inputs["identity"]["type"] == "UserAssigned"
-    assert workspace.inputs["systemDatastoresAuthMode"] == "Identity", "the account takes no keys"
-    for grant in made.of_type("azure-native:authorization:RoleAssignment"):
-        if grant.name.startswith("azure-ml-"):
-            assert made.needs(workspace, grant), "without its rights a workspace is not created"
+    assert workspace.inputs["systemDatastoresAuthMode"] == "Identity", "the account does not accept keys"
+    for role in made.of_type("azure-native:authorization:RoleAssignment"):
+        if role.name.startswith("azure-ml-"):
+            assert made.needs(workspace, role), "without its roles a workspace is not created"
     setting = made.one("azure-native:monitor:DiagnosticSetting").inputs
     assert setting["resourceUri"] == f"{workspace.name}-id"
     assert setting["logs"][0]["enabled"] is True
 
 
 @pytest.mark.parametrize(("capacity", "priority"), [("on_demand", "Dedicated"), ("spot", "LowPriority")])
-def test_machines_come_with_a_job_and_go_with_it(capacity: str, priority: str, stack: Callable[..., Recording]) -> None:
+def test_the_compute_cluster_scales_with_the_jobs(
+    capacity: str, priority: str, stack: Callable[..., Recording]
+) -> None:
     recording = stack("azure", ON_ML | {"gpu.capacity": capacity, "gpu.nodes.max": 4, "azureml.idle_minutes": 7})
     compute = recording.one(f"{ML}Compute").inputs["properties"]["properties"]
     assert compute["vmSize"] == "Standard_ND96asr_v4"
@@ -72,7 +76,7 @@ def test_machines_come_with_a_job_and_go_with_it(capacity: str, priority: str, s
     assert scale["nodeIdleTimeBeforeScaleDown"] == "PT7M"
 
 
-def test_the_job_is_one_process_per_machine_that_starts_the_others(made: Recording) -> None:
+def test_the_job_starts_one_launcher_per_machine(made: Recording) -> None:
     job = properties(made)
     assert job["distribution"] == {"distributionType": "PyTorch", "processCountPerInstance": 1}
     assert job["resources"]["instanceCount"] == 2
@@ -82,7 +86,7 @@ def test_the_job_is_one_process_per_machine_that_starts_the_others(made: Recordi
     assert "--nproc=8" in words
 
 
-def test_the_job_comes_as_the_machines_identity_without_a_key(made: Recording) -> None:
+def test_the_job_uses_the_machines_identity_without_a_key(made: Recording) -> None:
     client = "azure-objects-trainer-client"
     job = properties(made)
     assert job["identity"] == {"identityType": "Managed", "clientId": client}
@@ -91,23 +95,21 @@ def test_the_job_comes_as_the_machines_identity_without_a_key(made: Recording) -
     assert variables["AZURE_STORAGE_ANON"] == "false"
     for store in made.of_type(f"{ML}Datastore"):
         assert store.inputs["properties"]["credentials"] == {"credentialsType": "None"}
-    made_first = made.one("azure-native:authorization:RoleAssignment", "azure-objects-checkpoints")
-    assert made.needs(made.one(f"{ML}Job"), made_first), "a job that begins before its rights fails"
+    role = made.one("azure-native:authorization:RoleAssignment", "azure-objects-checkpoints")
+    assert made.needs(made.one(f"{ML}Job"), role), "a job that starts before its roles fails"
 
 
-def test_data_is_mounted_where_the_command_says_only_for_a_run_that_reads_it(
-    made: Recording, stack: Callable[..., Recording]
-) -> None:
-    assert properties(made).get("inputs", {}) == {}, "a mount of a folder that is not there fails"
+def test_data_is_mounted_only_for_a_run_that_reads_it(made: Recording, stack: Callable[..., Recording]) -> None:
+    assert properties(made).get("inputs", {}) == {}, "mounting a missing folder fails"
     reading = properties(stack("azure", ON_ML | {"trainer.data": {"source": "criteo", "path": "/data/criteo"}}))
     assert reading["inputs"]["data"]["uri"] == "azureml://datastores/datasets/paths/datasets"
     assert "--data-at=/data=${{inputs.data}}" in shlex.split(reading["command"])
 
 
-def test_another_command_is_another_job(made: Recording, stack: Callable[..., Recording]) -> None:
+def test_a_changed_command_replaces_the_job(made: Recording, stack: Callable[..., Recording]) -> None:
     other = stack("azure", ON_ML | {"trainer.train": {"steps": 7}})
     first, second = made.one(f"{ML}Job"), other.one(f"{ML}Job")
-    assert first.inputs["id"] != second.inputs["id"], "a job cannot be changed"
+    assert first.inputs["id"] != second.inputs["id"], "a job is immutable"
     assert first.inputs["id"].startswith("default-")
     assert second.deleted_first, "two jobs would write the checkpoints of one run"
 
@@ -123,25 +125,25 @@ def test_another_command_is_another_job(made: Recording, stack: Callable[..., Re
     ],
     ids=["machines", "variables", "size", "image", "data"],
 )
-def test_whatever_makes_another_job_gives_it_another_name(
+def test_every_change_of_a_job_changes_its_name(
     overrides: dict[str, object], made: Recording, stack: Callable[..., Recording]
 ) -> None:
     other = stack("azure", ON_ML | overrides)
     if "job.image" in overrides:
-        # Mocks name an environment by its logical name; the service by its version, which is of the image.
+        # The job's name contains the environment's id, which mocks derive from the logical name, not from the version.
         versions = [one.one(f"{ML}EnvironmentVersion").inputs["version"] for one in (made, other)]
         assert versions[0] != versions[1]
     else:
         assert made.one(f"{ML}Job").inputs["id"] != other.one(f"{ML}Job").inputs["id"]
 
 
-def test_variables_of_a_person_are_secrets_in_the_state(stack: Callable[..., Recording]) -> None:
+def test_the_users_variables_are_secrets_in_the_state(stack: Callable[..., Recording]) -> None:
     job = stack("azure", ON_ML | {"job.env": {"TOKEN": "hush"}}).one(f"{ML}Job")
-    assert "environmentVariables" not in job.inputs["properties"], "plain text is read by whoever reads the state"
+    assert "environmentVariables" not in job.inputs["properties"], "a plain value could be read from the state"
     assert job.inputs["properties"]["value"]["environmentVariables"]["TOKEN"] == "hush"
 
 
-def test_the_checkpoints_of_a_stack_outlive_it_unless_it_says_otherwise(stack: Callable[..., Recording]) -> None:
+def test_checkpoints_outlive_the_stack_by_default(stack: Callable[..., Recording]) -> None:
     def kept(item: Registration) -> bool:
         return item.retained
 
@@ -150,8 +152,8 @@ def test_the_checkpoints_of_a_stack_outlive_it_unless_it_says_otherwise(stack: C
     assert not kept(stack("azure", ON_ML | {"storage.on_destroy": "delete"}).one(account))
 
 
-def test_every_field_of_the_job_is_one_of_the_published_types(made: Recording) -> None:
-    """Pulumi's classes take any dictionary for a union; what reaches the service must be fields that it has."""
+def test_every_field_of_the_job_exists_in_the_api(made: Recording) -> None:
+    # Pulumi's classes accept any dictionary for a union type.
     from pulumi_azure_native import machinelearningservices as ml
 
     job = properties(made)
@@ -167,22 +169,20 @@ def test_every_field_of_the_job_is_one_of_the_published_types(made: Recording) -
         ml.AzureBlobDatastoreArgs: made.of_type(f"{ML}Datastore")[0].inputs["properties"],
     }
     for kind, body in checked.items():
-        legal = {
+        allowed = {
             getattr(value.fget, "_pulumi_name", name)
             for name, value in vars(kind).items()
             if isinstance(value, property)
         }
-        assert set(body) <= legal, f"{kind.__name__} has {sorted(legal)}"
+        assert set(body) <= allowed, f"{kind.__name__} has {sorted(allowed)}"
 
-
-# --- cancelling ------------------------------------------------------------------------------------------------------
 
 JOB = "/subscriptions/s/resourceGroups/g/providers/Microsoft.MachineLearningServices/workspaces/w/jobs/default-0"
 
 
 @dataclass
 class Arm:
-    """The resource manager: the states that a job goes through, one for each look; None is no job."""
+    """A fake Azure Resource Manager; `states` are those of a job, one per read, None for a missing job."""
 
     states: list[str | None]
     refusals: list[tuple[int, dict[str, str], str]] = field(default_factory=list)
@@ -190,6 +190,7 @@ class Arm:
     cancelled: bool = False
 
     def answer(self, method: str, path: str) -> tuple[int, dict[str, str], str]:
+        """Handle a request and return status, headers and body."""
         self.asked.append(f"{method} {path}")
         if "api-version=" not in path:
             return 400, {}, '{"error": {"code": "MissingApiVersionParameter"}}'
@@ -207,7 +208,7 @@ class Arm:
 
 
 class _Token:
-    """A credential of azure-identity's shape."""
+    """A credential with the interface of azure-identity."""
 
     def get_token(self, *_scopes: str, **_options: object) -> Any:
         from azure.core.credentials import AccessToken
@@ -237,7 +238,7 @@ def no_network(loopback_only: None) -> None:
 
 @pytest.fixture
 def delete(monkeypatch: pytest.MonkeyPatch, no_network: None) -> Callable[[Arm], None]:
-    """Delete the job that the resource manager holds; waits are not waited."""
+    """Return a function that deletes the job of a fake resource manager without waits."""
     pytest.importorskip("azure.identity", reason="azure-identity is missing: make install-managed")
     monkeypatch.setattr(running, "credential", _Token)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -249,41 +250,43 @@ def delete(monkeypatch: pytest.MonkeyPatch, no_network: None) -> Callable[[Arm],
     return run
 
 
-def test_a_running_job_is_cancelled_and_waited_for(delete: Callable[[Arm], None]) -> None:
+def test_delete_cancels_a_running_job_and_waits_for_its_end(delete: Callable[[Arm], None]) -> None:
     arm = Arm(["Running", "CancelRequested", "CancelRequested", "Canceled"])
     delete(arm)
     assert arm.cancelled
     assert [line.split("?")[0] for line in arm.asked][:2] == [f"GET {JOB}", f"POST {JOB}/cancel"]
-    assert len(arm.asked) == 5, "machines are billed until the job has really ended"
+    assert len(arm.asked) == 5, "machines are billed until the job has ended"
 
 
 @pytest.mark.parametrize("state", [*running.ENDED, None])
-def test_a_job_that_has_ended_or_is_gone_is_let_be(state: str | None, delete: Callable[[Arm], None]) -> None:
+def test_delete_of_a_job_that_has_ended_or_is_missing_does_nothing(
+    state: str | None, delete: Callable[[Arm], None]
+) -> None:
     arm = Arm([state])
     delete(arm)
     assert not arm.cancelled
 
 
-def test_a_job_that_ends_just_before_it_is_cancelled_is_let_be(delete: Callable[[Arm], None]) -> None:
+def test_a_job_that_ends_just_before_its_cancellation_is_no_error(delete: Callable[[Arm], None]) -> None:
     arm = Arm(["Running", "Completed"])
     delete(arm)
-    assert not arm.cancelled, "the service refused, and the job had ended"
+    assert not arm.cancelled, "the service rejected the cancellation of an ended job"
 
 
-def test_a_busy_service_is_asked_again(delete: Callable[[Arm], None]) -> None:
+def test_a_busy_service_is_retried(delete: Callable[[Arm], None]) -> None:
     arm = Arm(["Running", "CancelRequested", "Canceled"], refusals=[(429, {"Retry-After": "1"}, "{}"), (503, {}, "{}")])
     delete(arm)
     assert arm.cancelled
 
 
-def test_a_refusal_is_one_line_with_the_services_words(delete: Callable[[Arm], None]) -> None:
+def test_an_error_response_is_reported_on_one_line(delete: Callable[[Arm], None]) -> None:
     arm = Arm(["Running"], refusals=[(403, {}, '{"error":\n{"code": "AuthorizationFailed"}}')])
-    with pytest.raises(ServiceError, match=r"answers 403 to GET .*AuthorizationFailed") as told:
+    with pytest.raises(ServiceError, match=r"returned 403 to GET .*AuthorizationFailed") as caught:
         delete(arm)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_job_that_does_not_end_is_told_and_stays_in_the_state(
+def test_a_job_that_does_not_end_is_reported_and_stays_in_the_state(
     delete: Callable[[Arm], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "_CANCEL_MINUTES", 0)
@@ -291,13 +294,13 @@ def test_a_job_that_does_not_end_is_told_and_stays_in_the_state(
         delete(Arm(["Running", "CancelRequested"]))
 
 
-def test_a_job_is_cancelled_before_it_is_deleted(made: Recording) -> None:
-    cancels, job = made.one("pulumi-python:dynamic/azureml:RunningJob"), made.one(f"{ML}Job")
-    assert made.needs(cancels, job), "the engine walks dependencies backwards: the service deletes no job that runs"
-    assert cancels.inputs["job"] == f"{job.name}-id"
+def test_a_job_is_cancelled_before_its_deletion(made: Recording) -> None:
+    running_job, job = made.one("pulumi-python:dynamic/azureml:RunningJob"), made.one(f"{ML}Job")
+    assert made.needs(running_job, job), "the service rejects the deletion of a running job"
+    assert running_job.inputs["job"] == f"{job.name}-id"
 
 
-def test_another_job_is_another_running() -> None:
+def test_another_job_replaces_the_resource() -> None:
     provider = RunningJobProvider()
     assert provider.diff("a", {"job": "a", "endpoint": "e"}, {"job": "b", "endpoint": "e"}).replaces == ["job"]
     moved = provider.diff("a", {"job": "a", "endpoint": "e"}, {"job": "a", "endpoint": "f"})

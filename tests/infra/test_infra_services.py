@@ -1,4 +1,4 @@
-"""Which keys and stacks go with a training service, told before anything is registered."""
+"""The keys and stacks that each training service supports, and the resources that all services share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IMAGE = {"job.image": "registry.example/trainer@sha256:" + "0" * 64}
         ("azure", "pytorchjob", {"azureml.idle_minutes": 9}, "azureml.idle_minutes", "pulumi config rm"),
     ],
 )
-def test_what_nothing_would_read_is_refused_with_its_fix(
+def test_a_key_without_effect_is_rejected_with_its_fix(
     stack_name: str,
     launcher: str,
     overrides: dict[str, object],
@@ -49,35 +49,35 @@ def test_what_nothing_would_read_is_refused_with_its_fix(
     stack: Callable[..., Recording],
 ) -> None:
     recording = stack(stack_name, IMAGE | {"job.launcher": launcher} | overrides, fails=True)
-    told = str(recording.error)
-    assert type(recording.error).__name__ == "RunError", told
-    (line,) = [line for line in told.splitlines() if line.strip().startswith(f"{key}: ")]
-    assert f"Fix: {fix}" in told, line
-    assert told.count("Fix:") == 1, f"one mistake, one problem: {told}"
+    message = str(recording.error)
+    assert type(recording.error).__name__ == "RunError", message
+    (line,) = [line for line in message.splitlines() if line.strip().startswith(f"{key}: ")]
+    assert f"Fix: {fix}" in message, line
+    assert message.count("Fix:") == 1, f"one mistake is one problem: {message}"
     assert recording.registrations == []
 
 
-def test_a_reservation_of_machines_is_for_clusters_on_azure(stack: Callable[..., Recording]) -> None:
+def test_azureml_rejects_a_capacity_reservation(stack: Callable[..., Recording]) -> None:
     group = "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/g/providers/Microsoft.Compute/"
     reservation = {"gpu.capacity": "reservation", "gpu.reservation_id": f"{group}capacityReservationGroups/r"}
     recording = stack("azure", IMAGE | {"job.launcher": "azureml"} | reservation, fails=True)
     assert "pulumi config set --path gpu.capacity on_demand" in str(recording.error)
 
 
-def test_the_service_is_not_a_key_of_its_own(stack: Callable[..., Recording]) -> None:
+def test_the_service_is_no_key(stack: Callable[..., Recording]) -> None:
     recording = stack("gcp", {"service": "vertex"}, fails=True)
-    assert "job.launcher says it" in str(recording.error)
+    assert "set by job.launcher" in str(recording.error)
 
 
-def test_a_budget_counts_what_a_service_bills(stack: Callable[..., Recording]) -> None:
-    # Two machines at 29.387: the cluster's own nodes, disks and addresses would be above it.
-    enough = {"budget.max_usd_per_hour": 58.78}
-    assert stack("gcp", IMAGE | {"job.launcher": "vertex"} | enough).error is None
-    assert "budget.max_usd_per_hour" in str(stack("gcp", IMAGE | enough, fails=True).error)
+def test_a_budget_is_compared_with_the_costs_of_the_service(stack: Callable[..., Recording]) -> None:
+    # Two machines at 29.387; system nodes, disks and addresses of a cluster exceed it.
+    budget = {"budget.max_usd_per_hour": 58.78}
+    assert stack("gcp", IMAGE | {"job.launcher": "vertex"} | budget).error is None
+    assert "budget.max_usd_per_hour" in str(stack("gcp", IMAGE | budget, fails=True).error)
 
 
 @pytest.mark.parametrize(("stack_name", "launcher"), [("gcp", "vertex"), ("azure", "azureml")])
-def test_the_image_is_built_and_pushed_to_the_services_registry(
+def test_the_image_is_pushed_to_the_services_registry(
     stack_name: str, launcher: str, stack: Callable[..., Recording]
 ) -> None:
     recording = stack(stack_name, {"job.launcher": launcher})
@@ -90,20 +90,20 @@ def test_the_image_is_built_and_pushed_to_the_services_registry(
     ("module", "name"),
     [("infra.clouds.gcp.vertex", "CustomJobProvider"), ("infra.clouds.azure.running", "RunningJobProvider")],
 )
-def test_a_state_of_yesterday_finds_its_provider(module: str, name: str) -> None:
+def test_an_existing_state_finds_its_provider(module: str, name: str) -> None:
     provider = getattr(importlib.import_module(module), name)()
     text = base64.b64decode(serialize_provider(provider))
     assert module.encode() in text, (
-        "states name the provider by its module: moved, no stack that is up can be destroyed"
+        "states refer to the provider by its module: if it moves, existing stacks cannot be destroyed"
     )
-    assert len(text) < 200, "a provider that carries values is another one at every change of them"
+    assert len(text) < 200, "a provider with values would change with each of them"
     assert type(dill.loads(text)) is type(provider)
 
 
 @pytest.mark.parametrize(("stack_name", "launcher"), [("gcp", "vertex"), ("azure", "azureml")])
-def test_every_resource_has_a_component_for_a_parent(
+def test_every_resource_is_a_child_of_a_component(
     stack_name: str, launcher: str, stack: Callable[..., Recording]
 ) -> None:
     recording = stack(stack_name, IMAGE | {"job.launcher": launcher})
     orphans = [item.name for item in recording.registrations if item.custom and not item.parent_name]
-    assert not orphans, "a resource outside a component escapes its options and its deletion order"
+    assert not orphans, "a resource outside a component lacks its options and its deletion order"

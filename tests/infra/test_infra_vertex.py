@@ -1,9 +1,8 @@
-"""The provider of Vertex AI's jobs against the service's REST API on loopback, through Google's own client."""
+"""The provider of Vertex AI jobs, through Google's client, against a fake REST service; and a stack with Vertex AI."""
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,32 +22,25 @@ from infra.components.one_line_errors import ServiceError
 PARENT = "projects/my-project/locations/us-central1"
 IMAGE = "us-central1-docker.pkg.dev/my-project/trainer/trainer@sha256:" + "0" * 64
 ON_VERTEX = {"job.launcher": "vertex", "job.image": IMAGE}
-_CONNECT = socket.socket.connect
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the network is loopback; anything else still fails its test."""
-
-    def refuse(self: socket.socket, address: Any) -> None:
-        assert address[0] in ("127.0.0.1", "localhost"), f"the client connects to {address}"
-        _CONNECT(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+def no_network(loopback_only: None) -> None:
+    """Allow these tests to connect to loopback."""
 
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> Iterator[Service]:
+    """Serve a fake Vertex AI, with credentials for it and without waits."""
     with vertex_service.serving(Service()) as found:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(vertex_service.credentials(tmp_path, found)))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        # Waits of the client and of the provider, which are real ones otherwise.
         monkeypatch.setattr("time.sleep", lambda _seconds: None)
         yield found
 
 
 def request(**changes: Any) -> str:
-    """A request as a stack makes it."""
+    """Return a valid request with changes."""
     pool = {
         "machineSpec": {"machineType": "a2-highgpu-8g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 8},
         "replicaCount": "1",
@@ -60,83 +52,83 @@ def request(**changes: Any) -> str:
 
 
 def props(service: Service, **changes: Any) -> dict[str, Any]:
-    given = {"project": "my-project", "region": "us-central1", "endpoint": service.url, "start_minutes": 1.0}
-    return given | {"request": request()} | changes
+    """Return the inputs of a job with changes."""
+    inputs = {"project": "my-project", "region": "us-central1", "endpoint": service.url, "start_minutes": 1.0}
+    return inputs | {"request": request()} | changes
 
 
-def one_line(told: pytest.ExceptionInfo[ServiceError]) -> str:
-    assert "\n" not in str(told.value)
-    return str(told.value)
+def one_line(caught: pytest.ExceptionInfo[ServiceError]) -> str:
+    """Return the message of an error after checking that it is one line."""
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def test_a_job_is_created_and_waited_for_until_it_runs_but_not_until_it_ends(service: Service) -> None:
+def test_create_waits_until_the_job_runs_but_not_until_it_ends(service: Service) -> None:
     service.path = ["JOB_STATE_QUEUED", "JOB_STATE_PENDING", "JOB_STATE_RUNNING", "JOB_STATE_SUCCEEDED"]
     made = CustomJobProvider().create(props(service))
     assert made.id in service.jobs
     assert made.outs
     assert made.outs["state"] == "JOB_STATE_RUNNING"
-    assert "request" not in made.outs, "job.env may hold a secret, and outputs are kept in clear"
+    assert "request" not in made.outs, "job.env may hold a secret, and outputs are stored in plain text"
 
 
-def test_a_job_that_waits_for_its_machines_is_left_in_its_queue(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_without_machines_stays_in_its_queue(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     service.path = ["JOB_STATE_QUEUED"] * 10_000
     made = CustomJobProvider().create(props(service, start_minutes=0.01))
     assert made.outs
     assert made.outs["state"] == "JOB_STATE_QUEUED"
-    assert made.id in service.jobs, "flex-start may take hours, which is no failure"
+    assert made.id in service.jobs, "waiting hours for flex-start is no failure"
 
 
-def test_a_job_that_fails_before_it_runs_is_told_in_one_line_and_removed(service: Service) -> None:
+def test_a_job_that_fails_to_start_is_deleted_and_reported_in_one_line(service: Service) -> None:
     service.path, service.error = ["JOB_STATE_PENDING", "JOB_STATE_FAILED"], "Failed to pull\nthe image."
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         CustomJobProvider().create(props(service))
-    assert "FAILED before it ran: Failed to pull the image." in one_line(told)
-    assert not service.jobs, "what Pulumi does not know of must not stay"
+    assert "FAILED before it ran: Failed to pull the image." in one_line(caught)
+    assert not service.jobs, "Pulumi could never delete a job without a state"
 
 
-def test_too_many_requests_are_made_again(service: Service) -> None:
+def test_rate_limited_requests_are_retried(service: Service) -> None:
     service.refusals = [(429, "Quota exceeded for quota metric 'Resource management requests'."), (503, "Try again.")]
     made = CustomJobProvider().create(props(service))
     assert list(service.jobs) == [made.id]
 
 
-def test_a_quota_of_machines_is_told_at_once_with_what_to_do(service: Service) -> None:
+def test_an_exhausted_machine_quota_fails_at_once_with_a_fix(service: Service) -> None:
     metric = "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus"
     service.refusals = [(429, f"The following quota metrics exceed quota limits: {metric}")] * 9
-    with pytest.raises(ServiceError, match=metric) as told:
+    with pytest.raises(ServiceError, match=metric) as caught:
         CustomJobProvider().create(props(service))
-    assert "Quotas" in one_line(told)
-    assert len(service.refusals) == 8, "no waiting gives more machines"
+    assert "Quotas" in one_line(caught)
+    assert len(service.refusals) == 8, "retries cannot increase the quota"
 
 
-def test_a_request_whose_answer_was_lost_does_not_make_two_jobs(service: Service) -> None:
+def test_a_lost_response_does_not_create_a_second_job(service: Service) -> None:
     service.lost = 1
     made = CustomJobProvider().create(props(service))
-    assert list(service.jobs) == [made.id], "a second job would cost as much again, and nobody would see it"
+    assert list(service.jobs) == [made.id], "an unnoticed second job would double the costs"
 
 
-def test_a_job_of_an_up_that_was_cut_off_is_taken_up_by_the_next_one(service: Service) -> None:
+def test_up_adopts_the_job_of_an_interrupted_up(service: Service) -> None:
     first = CustomJobProvider().create(props(service))
-    assert CustomJobProvider().create(props(service)).id == first.id, "the state never heard of the first"
+    assert CustomJobProvider().create(props(service)).id == first.id, "the state does not contain the first job"
 
 
-def test_a_service_that_is_not_reached_is_told_in_one_line(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vertex_client, "_BUSY_SECONDS", 0.1)
-    with pytest.raises(ServiceError, match="Vertex AI was asked") as told:
+def test_an_unreachable_service_is_reported_in_one_line(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vertex_client, "_RETRY_SECONDS", 0.1)
+    with pytest.raises(ServiceError, match="Vertex AI still fails") as caught:
         CustomJobProvider().create(props(service, endpoint="http://127.0.0.1:1"))
-    assert "refused" in one_line(told)
+    assert "refused" in one_line(caught)
 
 
-def test_a_job_that_has_ended_is_not_taken_up_again(service: Service) -> None:
+def test_up_does_not_adopt_a_job_that_has_ended(service: Service) -> None:
     service.path = ["JOB_STATE_RUNNING", "JOB_STATE_SUCCEEDED"]
     first = CustomJobProvider().create(props(service))
     CustomJobProvider().read(first.id, props(service))
     assert CustomJobProvider().create(props(service)).id != first.id
 
 
-def test_a_request_with_a_name_that_the_service_does_not_know_never_leaves(service: Service) -> None:
+def test_a_request_with_an_unknown_field_is_not_sent(service: Service) -> None:
     from google.protobuf.json_format import ParseError
 
     with pytest.raises(ParseError, match="replicas"):
@@ -144,27 +136,27 @@ def test_a_request_with_a_name_that_the_service_does_not_know_never_leaves(servi
     assert not [line for line in service.asked if line.startswith("POST")]
 
 
-def test_a_refusal_is_the_services_own_words_on_one_line(service: Service) -> None:
+def test_an_error_response_is_reported_on_one_line(service: Service) -> None:
     service.refusals = [(403, "Permission 'aiplatform.customJobs.create'\ndenied.")]
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         CustomJobProvider().create(props(service))
-    assert "Permission 'aiplatform.customJobs.create' denied." in one_line(told)
-    assert "roles/aiplatform.user" in str(told.value)
+    assert "Permission 'aiplatform.customJobs.create' denied." in one_line(caught)
+    assert "roles/aiplatform.user" in str(caught.value)
 
 
-def test_a_running_job_is_cancelled_waited_for_and_removed(service: Service) -> None:
+def test_delete_cancels_a_running_job_and_waits_for_its_end(service: Service) -> None:
     made = CustomJobProvider().create(props(service))
     service.asked.clear()
     CustomJobProvider().delete(made.id, made.outs or {})
     assert service.deleted == [made.id]
     asked = [line.replace(f"/v1/{made.id}", "job") for line in service.asked]
     assert asked[0] == "POST job:cancel"
-    assert asked.count("GET job") >= 3, "its machines are billed until the service has taken them back"
+    assert asked.count("GET job") >= 3, "machines are billed until the service has released them"
     assert asked.index("DELETE job") > asked.index("GET job")
 
 
 @pytest.mark.parametrize("end", ["JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED"])
-def test_a_job_that_has_ended_is_removed_without_an_error(service: Service, end: str) -> None:
+def test_delete_of_a_job_that_has_ended_succeeds(service: Service, end: str) -> None:
     service.path = ["JOB_STATE_RUNNING", end]
     made = CustomJobProvider().create(props(service))
     CustomJobProvider().read(made.id, props(service))
@@ -172,21 +164,21 @@ def test_a_job_that_has_ended_is_removed_without_an_error(service: Service, end:
     assert service.deleted == [made.id]
 
 
-def test_a_job_that_is_gone_needs_no_deleting(service: Service) -> None:
+def test_delete_of_a_missing_job_succeeds(service: Service) -> None:
     CustomJobProvider().delete(f"{PARENT}/customJobs/1", props(service))
     assert service.deleted == []
 
 
-def test_a_refresh_sees_the_state_and_whether_the_job_is_there(service: Service) -> None:
+def test_a_refresh_reads_the_state_and_detects_a_deleted_job(service: Service) -> None:
     service.path = ["JOB_STATE_RUNNING", "JOB_STATE_SUCCEEDED"]
     made = CustomJobProvider().create(props(service))
     seen = CustomJobProvider().read(made.id, made.outs or {})
     assert (seen.id, (seen.outs or {})["state"]) == (made.id, "JOB_STATE_SUCCEEDED")
     service.jobs.clear()
-    assert CustomJobProvider().read(made.id, made.outs or {}).id == "", "Pulumi takes an empty id for a deletion"
+    assert CustomJobProvider().read(made.id, made.outs or {}).id == "", "Pulumi treats an empty id as a deletion"
 
 
-def test_another_request_is_another_job_after_the_end_of_the_old_one(service: Service) -> None:
+def test_a_changed_request_replaces_the_job_after_its_deletion(service: Service) -> None:
     made = CustomJobProvider().create(props(service))
     olds = made.outs or {}
     same = CustomJobProvider().diff(made.id, olds, props(service))
@@ -196,29 +188,29 @@ def test_another_request_is_another_job_after_the_end_of_the_old_one(service: Se
     assert other.delete_before_replace, "two jobs would write the checkpoints of one run"
     moved = CustomJobProvider().diff(made.id, olds, props(service, endpoint="https://elsewhere"))
     assert moved.changes
-    assert not moved.replaces, "the way to the service is not the job"
+    assert not moved.replaces, "another endpoint does not change the job"
 
 
-def test_missing_credentials_are_one_line(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_reported_in_one_line(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from google.auth.exceptions import DefaultCredentialsError
 
-    def none(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise DefaultCredentialsError("nothing found")
 
-    monkeypatch.setattr("google.auth.default", none)
+    monkeypatch.setattr("google.auth.default", fail)
     with pytest.raises(ServiceError, match="gcloud auth application-default login"):
         CustomJobProvider().create(props(service))
 
 
-# --- the stack -------------------------------------------------------------------------------------------------------
-
-
 def job(recording: Recording) -> dict[str, Any]:
-    given = recording.one("pulumi-python:dynamic/vertex:CustomJob").inputs["request"]
-    secret = given["value"] if isinstance(given, dict) else given
-    assert isinstance(given, dict), "job.env may hold a secret: the state must encrypt the request"
-    found: dict[str, Any] = json.loads(secret)
-    return found
+    """Return the request of the stack's job."""
+    request = recording.one("pulumi-python:dynamic/vertex:CustomJob").inputs["request"]
+    secret = request["value"] if isinstance(request, dict) else request
+    assert isinstance(request, dict), "job.env may hold a secret: the state must encrypt the request"
+    parsed: dict[str, Any] = json.loads(secret)
+    return parsed
 
 
 @pytest.mark.parametrize(
@@ -231,7 +223,7 @@ def job(recording: Recording) -> dict[str, Any]:
     ],
     ids=["two machines", "flex-start", "reservation", "spot"],
 )
-def test_the_service_takes_the_request_of_a_stack(
+def test_the_service_accepts_the_request_of_a_stack(
     overrides: dict[str, object], stack: Callable[..., Recording]
 ) -> None:
     made = job(stack("gcp", ON_VERTEX | overrides))
@@ -240,7 +232,7 @@ def test_the_service_takes_the_request_of_a_stack(
     assert vertex_service.refused(made, PARENT) is None
 
 
-def test_the_fake_refuses_what_the_service_refuses() -> None:
+def test_the_fake_service_rejects_what_the_service_rejects() -> None:
     good = json.loads(request())
     assert vertex_service.refused(good, PARENT) is None
     pool = good["jobSpec"]["workerPoolSpecs"][0]
@@ -251,10 +243,10 @@ def test_the_fake_refuses_what_the_service_refuses() -> None:
         {"machineSpec": {"acceleratorType": "A100"}},
     ):
         bad = good | {"jobSpec": {"workerPoolSpecs": [pool | changes]}}
-        assert vertex_service.refused(bad, PARENT), f"a fake that takes {changes} proves nothing"
+        assert vertex_service.refused(bad, PARENT), f"the service rejects {changes}"
 
 
-def test_machines_capacity_and_restarts_are_the_stacks(stack: Callable[..., Recording]) -> None:
+def test_machines_capacity_and_restarts_follow_the_settings(stack: Callable[..., Recording]) -> None:
     overrides = {"gpu.instance_type": "a3-highgpu-8g", "gpu.capacity": "flex_start", "gpu.max_run_hours": 48}
     spec = job(stack("gcp", ON_VERTEX | overrides))["jobSpec"]
     assert spec["scheduling"] == {
@@ -268,7 +260,7 @@ def test_machines_capacity_and_restarts_are_the_stacks(stack: Callable[..., Reco
     assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == ["1", "1"]
 
 
-def test_a_job_on_vertex_runs_as_the_trainers_account_and_shows_its_curves(stack: Callable[..., Recording]) -> None:
+def test_a_job_runs_as_the_trainers_account_and_writes_to_tensorboard(stack: Callable[..., Recording]) -> None:
     recording = stack("gcp", ON_VERTEX)
     spec = job(recording)["jobSpec"]
     account = recording.one("gcp:serviceaccount/account:Account")
@@ -277,33 +269,33 @@ def test_a_job_on_vertex_runs_as_the_trainers_account_and_shows_its_curves(stack
     uri = recording.exports["checkpoint_uri"]
     assert spec["baseOutputDirectory"]["outputUriPrefix"] == f"{uri}/default", "AIP_CHECKPOINT_DIR is below it"
     made = recording.one("pulumi-python:dynamic/vertex:CustomJob")
-    for grant in recording.of_type("gcp:storage/bucketIAMMember:BucketIAMMember"):
-        assert recording.needs(made, grant), "a job that begins before its rights fails"
+    for role in recording.of_type("gcp:storage/bucketIAMMember:BucketIAMMember"):
+        assert recording.needs(made, role), "a job that starts before its roles fails"
 
 
-def test_vertex_provisions_no_cluster(stack: Callable[..., Recording]) -> None:
+def test_vertex_creates_no_cluster(stack: Callable[..., Recording]) -> None:
     recording = stack("gcp", ON_VERTEX)
     assert not [item.type for item in recording.registrations if item.type.startswith(("kubernetes:", "gcp:container"))]
     assert not [item.type for item in recording.registrations if item.type.startswith(("gcp:compute", "gcp:filestore"))]
     assert "kubeconfig" not in recording.exports
     assert recording.exports["job"]["launcher"] == "vertex"
-    assert recording.exports["hourly_cost_usd"]["on_demand"] == pytest.approx(2 * 29.387), "machines alone are billed"
+    assert recording.exports["hourly_cost_usd"]["on_demand"] == pytest.approx(2 * 29.387), "only machines are billed"
 
 
-def test_data_on_the_shared_storage_of_a_cluster_is_the_buckets_folder_there(stack: Callable[..., Recording]) -> None:
+def test_data_of_the_shared_storage_is_read_from_the_buckets_folder(stack: Callable[..., Recording]) -> None:
     data = {"trainer.data": {"source": "criteo", "path": "/data/criteo"}}
     arguments = job(stack("gcp", ON_VERTEX | data))["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
     bucket = stack("gcp", ON_VERTEX | data).exports["bucket_uri"].removeprefix("gs://")
     assert f"--data-at=/data=/gcs/{bucket}/datasets" in arguments
-    assert "--data.path=/data/criteo" in arguments, "one configuration, whatever starts the job"
+    assert "--data.path=/data/criteo" in arguments, "the configuration is the same for all launchers"
 
 
-def test_the_trainer_reads_back_the_settings_that_it_is_given(stack: Callable[..., Recording]) -> None:
+def test_the_trainer_parses_the_options_of_the_stack(stack: Callable[..., Recording]) -> None:
     from trainer.config.options import load_config
 
-    wanted = {"train": {"steps": 7, "batch_size": 4096}, "model": {"num_embeddings": [10, 20]}}
-    wanted |= {"data": {"source": "synthetic", "num_sparse": 2}, "sharding": {"tables": {"t_cat_0": ["row_wise"]}}}
-    overrides = {f"trainer.{name}": value for name, value in wanted.items()}
+    expected = {"train": {"steps": 7, "batch_size": 4096}, "model": {"num_embeddings": [10, 20]}}
+    expected |= {"data": {"source": "synthetic", "num_sparse": 2}, "sharding": {"tables": {"t_cat_0": ["row_wise"]}}}
+    overrides = {f"trainer.{name}": value for name, value in expected.items()}
     arguments = job(stack("gcp", ON_VERTEX | overrides))["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
     read = load_config(arguments[arguments.index("train") + 1 :], {})
     assert (read.train.steps, read.train.batch_size, read.train.device) == (7, 4096, "cuda")
@@ -311,18 +303,18 @@ def test_the_trainer_reads_back_the_settings_that_it_is_given(stack: Callable[..
     assert {key: list(value) for key, value in read.sharding.tables.items()} == {"t_cat_0": ["row_wise"]}
 
 
-def test_a_missing_client_is_one_line_before_any_resource(
+def test_a_missing_client_is_reported_in_one_line_before_any_resource(
     stack: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from infra.components import optional_packages as packages
 
     monkeypatch.setattr(packages, "installed", lambda module: module != vertex_client.CLIENT)
     recording = stack("gcp", ON_VERTEX | {"job.run": "without-client"}, fails=True)
-    assert "`make install-managed` installs it" in str(recording.error)
+    assert "Fix: make install-managed" in str(recording.error)
     assert type(recording.error).__name__ == "RunError"
     assert recording.registrations == []
 
 
-def test_a_digest_is_of_the_request_alone() -> None:
+def test_a_digest_depends_only_on_the_request() -> None:
     assert digest("a") == digest("a") != digest("b")
-    assert digest(None) == "", "an image that is not built yet"
+    assert digest(None) == "", "the image is not built yet"

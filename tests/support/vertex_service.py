@@ -1,7 +1,7 @@
-"""Vertex AI's jobs over REST on 127.0.0.1, as strict as the service is.
+"""A fake Vertex AI with the REST API of jobs on 127.0.0.1.
 
-Field names and values of a request are checked by the service's own published types; what the types do not say, such as
-a single machine in the first pool, is refused as the service refuses it.
+It validates requests with the service's published types and rejects what the types do not express, such as several
+machines in the first pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from google.protobuf.json_format import ParseError
 from loopback import Handler, serve
 
 Answer = tuple[int, dict[str, Any]]
-ACCOUNT = "somebody@my-project.iam.gserviceaccount.com"
+ACCOUNT = "trainer@my-project.iam.gserviceaccount.com"
 _JOBS = re.compile(r"/v1/(projects/([^/]+)/locations/([^/]+))/customJobs(?:/(\d+))?(:cancel)?$")
 #: google.rpc.Code by HTTP status.
 _CODES = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
@@ -34,8 +34,11 @@ _ENDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED")
 
 @dataclass
 class Service:
-    """What the fake holds. `path` are the states that a new job goes through, one for each look; `refusals` are
-    answered first, one for each request to create; `lost` answers are made and never arrive."""
+    """The state of the fake service.
+
+    `path` are the states of a new job, one per read. `refusals` are the responses to the first requests to create;
+    `lost` is the number of responses that never arrive.
+    """
 
     url: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Service:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, method: str, url: str, body: dict[str, Any]) -> Answer | None:
-        """Status and body; None is a connection that breaks after the work was done."""
+        """Handle a request and return status and body, None for a connection that breaks afterwards."""
         parts = urlsplit(url)
         self.asked.append(f"{method} {parts.path}")
         if "/operations/" in parts.path:
@@ -85,9 +88,9 @@ class Service:
         return 200, job
 
     def _list(self, query: dict[str, list[str]]) -> Answer:
-        wanted = re.fullmatch(r'labels\.([a-z-]+)="([0-9a-f]+)"', query["filter"][0])
-        assert wanted, f"a filter that the service does not know: {query}"
-        key, value = wanted.groups()
+        match = re.fullmatch(r'labels\.([a-z-]+)="([0-9a-f]+)"', query["filter"][0])
+        assert match, f"unknown filter: {query}"
+        key, value = match.groups()
         return 200, {"customJobs": [one["job"] for one in self.jobs.values() if one["job"]["labels"].get(key) == value]}
 
     def _look(self, held: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +125,7 @@ def _refusal(status: int, message: str, code: str | None = None) -> Answer:
 
 
 def refused(body: dict[str, Any], parent: str) -> str | None:
-    """Why the service would refuse a job; None where it would not."""
+    """Return why the service rejects a job, None if it accepts it."""
     try:
         job = CustomJob.from_json(json.dumps(body), ignore_unknown_fields=False)
     except ParseError as error:
@@ -155,7 +158,7 @@ def refused(body: dict[str, Any], parent: str) -> str | None:
 
 @contextmanager
 def serving(service: Service) -> Iterator[Service]:
-    """The service on a free port."""
+    """Serve the API on a free port."""
 
     class ServiceHandler(Handler):
         def _serve(self) -> None:
@@ -180,7 +183,7 @@ def serving(service: Service) -> Iterator[Service]:
 
 
 def _signed(authorization: str, public_key: str) -> bool:
-    """Whether the token is one that the account's key has signed, as the client makes it for a service."""
+    """Return whether the account's key has signed the token."""
     try:
         claims = jwt.decode(authorization.removeprefix("Bearer "), certs=public_key)
     except ValueError:
@@ -189,7 +192,7 @@ def _signed(authorization: str, public_key: str) -> bool:
 
 
 def credentials(folder: Path, service: Service) -> Path:
-    """A service account's key file, by which the service knows its tokens: the client goes through its own motions."""
+    """Write the key file of a service account whose tokens the service accepts."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
