@@ -1,7 +1,7 @@
-"""MovieLens-100K as Parquet, and how well a linear model does on it: `python tests/trainer/movielens.py OUT_DIR`.
+"""Convert MovieLens-100K to Parquet and measure a linear model on it: `python tests/trainer/movielens.py OUT_DIR`.
 
-The data lies inside the recbole package on the package registry. Its licence forbids to pass it on, so it is downloaded
-where it is needed, checked by its hash, and kept in a cache folder outside of this repository.
+The data is part of the recbole package. Its licence forbids redistribution, so it is downloaded on demand, verified by
+its hash, and kept in a cache folder outside of this repository.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import pyarrow.parquet as pq
 REQUIREMENT = "recbole==1.2.1 --hash=sha256:9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
 FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
 SPLIT_SEED, EVAL_SHARE = 100, 0.2
-LIKED = 4  # a rating from here on, of 5, is a positive label
+LIKED = 4  # ratings of 4 and 5 are positive labels
 USER_TEXT = {"gender": "gender", "occupation": "occupation", "zip": "zip_code"}
 ONE_HOT = ("user", "item", "age", "year", *USER_TEXT)
 INVERSE_REGULARISATIONS = (0.5, 1.0, 2.0)
 
 
 class RegistryUnreachableError(RuntimeError):
-    """The package with the data cannot be had."""
+    """The package with the data cannot be downloaded."""
 
 
 def download() -> Path:
-    """The folder with the original tables; from the registry the first time, from the cache after that."""
+    """Return the folder with the original tables, which are downloaded the first time and cached."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchrec-cloud"
     folder = root / "movielens-100k"
     if not folder.is_dir():
@@ -47,12 +47,12 @@ def download() -> Path:
             try:
                 tables.rename(folder)
             except OSError:
-                assert folder.is_dir(), "another process was faster"
+                assert folder.is_dir(), "the folder was not created by another process either"
     return folder
 
 
 def _install(scratch: Path) -> None:
-    """Unpacks the package into scratch/package; the installer checks the hash. Nothing of it is run."""
+    """Unpack the package into scratch/package without running it; the installer verifies the hash."""
     (scratch / "requirements.txt").write_text(REQUIREMENT + "\n")
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", str(scratch / "package")]
     command = [*_installer(), *options, "-r", str(scratch / "requirements.txt")]
@@ -68,12 +68,12 @@ def _installer() -> list[str]:
             return [sys.executable, "-m", *words]
     program = shutil.which("uv") or shutil.which("pip3")
     if program is None:
-        raise RegistryUnreachableError("there is neither pip nor uv to download recbole with")
+        raise RegistryUnreachableError("neither pip nor uv is installed to download recbole")
     return [program, "pip", "install"] if Path(program).name == "uv" else [program, "install"]
 
 
-def joined(folder: Path) -> pa.Table:
-    """One row per rating, in the order of the original: label, timestamp, and the columns of user and item."""
+def join_tables(folder: Path) -> pa.Table:
+    """Return one row per rating, in the original order: label, timestamp, and the columns of user and item."""
     ratings, users, items = (_read(folder / name) for name in FILES)
     user_row = {user: row for row, user in enumerate(users["user_id"])}
     item_row = {item: row for row, item in enumerate(items["item_id"])}
@@ -96,15 +96,15 @@ def joined(folder: Path) -> pa.Table:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
-    """Columns of a tab-separated table; a head such as `age:token` becomes `age`."""
+    """Read the columns of a tab-separated table; a column name such as `age:token` becomes `age`."""
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     columns = zip(*(line.split("\t") for line in lines), strict=True)
     return {name.split(":")[0]: list(values) for name, values in zip(head.split("\t"), columns, strict=True)}
 
 
 def convert(folder: Path, out: Path) -> tuple[Path, Path]:
-    """Writes out/train.parquet and out/eval.parquet, a fixed random split of 80 to 20, and returns their paths."""
-    table = joined(folder)
+    """Write out/train.parquet and out/eval.parquet, a fixed random split of 80 to 20, and return their paths."""
+    table = join_tables(folder)
     order = np.random.default_rng(SPLIT_SEED).permutation(table.num_rows)
     cut = round(table.num_rows * (1 - EVAL_SHARE))
     out.mkdir(parents=True, exist_ok=True)
@@ -115,9 +115,9 @@ def convert(folder: Path, out: Path) -> tuple[Path, Path]:
 
 
 def linear_auc(train_path: Path, eval_path: Path) -> float:
-    """Held-out AUC of logistic regression on the same features one-hot, with the best of a few regularisations.
+    """Return the held-out AUC of logistic regression on the same features one-hot, with the best of a few regularisations.
 
-    The regularisation is chosen on the held-out rows themselves, which flatters it.
+    The regularisation is chosen on the held-out rows, which favours this model.
     """
     from sklearn.feature_extraction import DictVectorizer  # type: ignore[import-untyped]
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
@@ -135,7 +135,7 @@ def linear_auc(train_path: Path, eval_path: Path) -> float:
 
 
 def _one_hot(table: pa.Table) -> Iterator[dict[str, float]]:
-    """Each row as the names of its features: 1 for a category that it has, a standardised number for the time."""
+    """Yield each row as features: 1 for each of its categories, a standardised number for time and age."""
     columns = table.to_pydict()
     for row in range(table.num_rows):
         features = {f"{name}={columns[name][row]}": 1.0 for name in ONE_HOT}

@@ -171,7 +171,7 @@ def test_ctrl_c_ends_both_variants_without_a_stack_trace(config_file: Path) -> N
     finally:
         running.kill()
     assert running.returncode == 130
-    assert error == "interrupted; the same command measures anew\n"
+    assert error == "interrupted; the same command starts again from the beginning\n"
     assert not [pid for pid in launchers if Path(f"/proc/{pid}").exists()], "a variant is still running"
 
 

@@ -1,4 +1,4 @@
-"""A resumed run is the run that never stopped, on any plan and any processes; a bad checkpoint is told, not used."""
+"""A resumed run equals an uninterrupted one, under any plan and number of processes; bad checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -40,22 +40,27 @@ CLOSE = 3e-6
 def resumed(config: TrainConfig, count: int = 3) -> dict[str, Any]:
     """Resume the newest checkpoint in this process."""
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        store = checkpointer(job)
+        model = build_sharded_model(config, runtime)
+        store = checkpointer(model)
         newest = store.newest()
         assert newest is not None, "there is no checkpoint"
         progress = store.restore(newest)
-        weights = full_weights(job)
-        return {"progress": progress, "weights": weights, "next": steps(job, count, progress), "end": full_weights(job)}
+        weights = full_weights(model)
+        return {
+            "progress": progress,
+            "weights": weights,
+            "next": steps(model, count, progress),
+            "end": full_weights(model),
+        }
 
 
 def plain(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Names without what DistributedDataParallel puts in front."""
+    """Return the weights without DistributedDataParallel's prefix of names."""
     return {name.replace("module.", ""): value for name, value in weights.items()}
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """Every file below a folder with a hash of its bytes."""
+    """Return a hash of every file below a folder, by name."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -77,20 +82,20 @@ DENSE = {
 @pytest.mark.parametrize("plan", ["table_wise", "data_parallel"])
 @pytest.mark.parametrize("sparse", ["sgd", "adagrad", "rowwise_adagrad"])
 @pytest.mark.parametrize("dense", DENSE)
-def test_ten_steps_are_five_and_five_resumed(plan: str, sparse: str, dense: str, tmp_path: Path) -> None:
+def test_ten_steps_equal_five_steps_and_five_resumed_ones(plan: str, sparse: str, dense: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, PLANS[plan] | DENSE[dense] | {"optim.sparse.optimizer": sparse})
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        losses, weights = steps(job, 10), full_weights(job)
-    begun = trained(config)["losses"]
+        model = build_sharded_model(config, runtime)
+        losses, weights = steps(model, 10), full_weights(model)
+    first_half = trained(config)["losses"]
     again = resumed(config, 5)
-    assert begun + again["next"] == losses, "the losses differ"
-    assert same(again["end"], weights) == [], "these weights differ in some bit"
+    assert first_half + again["next"] == losses, "the losses differ"
+    assert same(again["end"], weights) == [], "these weights differ in at least one bit"
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]) -> Path:
-    """Results of workers/checkpoint.py on three processes, which resume what two wrote."""
+    """Run workers/checkpoint.py in three processes, which resume what two wrote; return the folder of results."""
     return run_workers("checkpoint", 3, tmp_path_factory.mktemp("three"), "resume", str(pair[1]))
 
 
@@ -110,23 +115,23 @@ def result(folder: Path, name: str) -> dict[str, Any]:
         "column_wise-rowwise_adagrad-adagrad",
     ],
 )
-def test_two_processes_resume_to_the_last_bit(name: str, pair: tuple[Path, Path]) -> None:
+def test_two_processes_resume_bit_for_bit(name: str, pair: tuple[Path, Path]) -> None:
     found = result(pair[0], f"exact-{name}")
     assert found["resumed"] == found["losses"], "the losses differ"
-    assert same(found["resumed_weights"], found["weights"]) == [], "these weights differ in some bit"
+    assert same(found["resumed_weights"], found["weights"]) == [], "these weights differ in at least one bit"
 
 
 # --- other plans and numbers of processes ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", ["row_wise", "column_wise", "data_parallel", "mixed", "table_wise"])
-def test_weights_survive_every_change_of_plan_to_the_last_bit(plan: str, pair: tuple[Path, Path]) -> None:
+def test_weights_survive_every_change_of_plan_bit_for_bit(plan: str, pair: tuple[Path, Path]) -> None:
     trip = result(pair[0], "round-trip")
     found = trip["found"][plan]
     assert same(plain(found["weights"]), plain(trip["weights"])) == [], f"resuming under {plan} changed these weights"
     close = CLOSE if plan in ("row_wise", "data_parallel", "table_wise") else 5e-3
     assert found["next"][0] == pytest.approx(trip["next"][0], abs=CLOSE)
-    assert found["next"] == pytest.approx(trip["next"], abs=close), "the optimizers' state did not come along"
+    assert found["next"] == pytest.approx(trip["next"], abs=close), "the optimizers' state was not restored"
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -157,7 +162,7 @@ def test_three_processes_resume_what_two_wrote(plan: str, pair: tuple[Path, Path
 
 
 @pytest.mark.parametrize("sparse", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_the_tables_state_comes_along_to_other_plans(sparse: str, tmp_path: Path) -> None:
+def test_optimizer_state_of_tables_is_restored_under_other_plans(sparse: str, tmp_path: Path) -> None:
     changes = {"optim.sparse.optimizer": sparse, "optim.sparse.learning_rate": 0.5}
     expected = trained(config_of(tmp_path, PLANS["table_wise"] | changes))
     for plan in ("row_wise", "data_parallel", *(() if sparse == "rowwise_adagrad" else ("column_wise", "mixed"))):
@@ -174,20 +179,20 @@ def test_split_row_wise_adagrad_is_saved_as_the_mean_weighted_by_columns(tmp_pat
     }
     config = config_of(tmp_path, wide)
     with alone(config) as runtime:
-        job = build_sharded_model(config, runtime)
-        steps(job, 5)
-        shards = [s for s in local_shards(job.dmp, job.optimizers, "rowwise_adagrad") if s.table == "t_cat_1"]
+        model = build_sharded_model(config, runtime)
+        steps(model, 5)
+        shards = [s for s in local_shards(model.dmp, model.optimizers, "rowwise_adagrad") if s.table == "t_cat_1"]
         held = [(s.weight.shape[1], s.states["sum"].clone()) for s in shards]
-        where = checkpointer(job).save(after(config, 5))
-    assert len(held) > 1, "the table is not split, so the test means nothing"
+        where = checkpointer(model).save(after(config, 5))
+    assert len(held) > 1, "the table is not split, so the test checks nothing"
     mean = sum((columns * state.double() for columns, state in held), torch.zeros(61).double()) / 12
     saved = {"tables.t_cat_1.sum": torch.empty(61)}
     dcp.load(saved, checkpoint_id=where, no_dist=True)
     torch.testing.assert_close(saved["tables.t_cat_1.sum"], mean.float(), rtol=1e-6, atol=1e-12)
-    assert not torch.equal(held[0][1], held[1][1]), "the shards hold the same, so any mean would do"
+    assert not torch.equal(held[0][1], held[1][1]), "the shards are equal, so any mean would pass"
 
 
-def test_a_checkpoint_holds_plain_tensors_by_canonical_names(tmp_path: Path) -> None:
+def test_a_checkpoint_has_unsharded_tensors_with_canonical_names(tmp_path: Path) -> None:
     for plan in PLANS:
         where = trained(config_of(tmp_path / plan, PLANS[plan]))["where"]
         keys = dcp.FileSystemReader(where).read_metadata().state_dict_metadata
@@ -198,19 +203,19 @@ def test_a_checkpoint_holds_plain_tensors_by_canonical_names(tmp_path: Path) -> 
         assert "dense_optim.model.dense_tower.layers.0.weight.sum" in keys
 
 
-def test_the_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_learning_rate_schedule_continues_after_a_resume(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"optim.schedule.warmup_steps": 8, "optim.schedule.decay": "constant"})
     with alone(config) as runtime:
         whole = steps(build_sharded_model(config, runtime), 8)
-    begun = trained(config)["losses"]
-    assert begun + resumed(config, 3)["next"] == whole, "a schedule that starts anew would warm up twice"
+    first_half = trained(config)["losses"]
+    assert first_half + resumed(config, 3)["next"] == whole, "a schedule that restarts would warm up twice"
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
 def run_main(folder: Path | str, *options: str, tree: dict[str, Any] | None = None, tmp: Path) -> int:
-    """`python -m trainer train` in this process."""
+    """Run `python -m trainer train` in this process."""
     return main_here(tmp, "train", *options, changes={"checkpoint.uri": str(folder)} | (tree or {}))
 
 
@@ -226,19 +231,19 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "a" / "checkpoints").iterdir()) == ["step_0000000010"]
 
 
-def test_a_run_without_saves_in_between_saves_at_its_end(tmp_path: Path) -> None:
+def test_a_run_without_periodic_saves_saves_at_its_end(tmp_path: Path) -> None:
     assert run_main(tmp_path, tmp=tmp_path) == 0
     assert complete(tmp_path) == [4]
 
 
-def test_the_marker_says_how_far_the_run_is_and_what_it_is(tmp_path: Path) -> None:
+def test_the_marker_has_the_progress_and_configuration_of_the_run(tmp_path: Path) -> None:
     run_main(tmp_path, tmp=tmp_path)
     marker = open_store(str(tmp_path), "a").read_marker(4)
     assert (marker["step"], marker["position"], marker["world_size"], marker["format"]) == (4, 192, 1, FORMAT)
     assert TrainConfig.model_validate(marker["config"]).train.run == "a"
 
 
-def test_a_folder_without_its_marker_is_passed_over_and_cleaned_up(
+def test_a_folder_without_a_marker_is_ignored_and_cleaned_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_main(tmp_path, tmp=tmp_path)
@@ -248,13 +253,13 @@ def test_a_folder_without_its_marker_is_passed_over_and_cleaned_up(
     capsys.readouterr()
     assert run_main(tmp_path, "--train.steps=5", tmp=tmp_path) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [e["step"] for e in events if e["event"] == "resume"] == [4], "it resumed from half a checkpoint"
+    assert [e["step"] for e in events if e["event"] == "resume"] == [4], "it resumed from an incomplete checkpoint"
     assert sorted(p.name for p in checkpoints.iterdir()) == ["step_0000000004", "step_0000000005"], (
-        "litter stays behind"
+        "the incomplete checkpoint was not deleted"
     )
 
 
-def test_a_save_that_fails_half_way_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_checkpoint_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_main(tmp_path, tmp=tmp_path)
     before = fingerprint(tmp_path / "a" / "checkpoints")
 
@@ -267,7 +272,7 @@ def test_a_save_that_fails_half_way_leaves_the_one_before_it(tmp_path: Path, mon
     assert complete(tmp_path) == [4]
     kept = fingerprint(tmp_path / "a" / "checkpoints")
     assert {name: kept[name] for name in before} == before
-    assert run_main(tmp_path, "--train.steps=6", tmp=tmp_path) == 0, "and the run goes on from there"
+    assert run_main(tmp_path, "--train.steps=6", tmp=tmp_path) == 0, "and the run resumes from it"
 
 
 def test_a_resume_that_is_required_needs_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +282,7 @@ def test_a_resume_that_is_required_needs_a_checkpoint(tmp_path: Path, capsys: py
     assert run_main(tmp_path, "--checkpoint.resume=required", "--train.steps=6", tmp=tmp_path) == 0
 
 
-def test_a_run_that_must_not_resume_refuses_a_folder_with_a_checkpoint(
+def test_a_run_that_must_not_resume_refuses_an_existing_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_main(tmp_path, "--checkpoint.resume=never", tmp=tmp_path) == 0
@@ -308,7 +313,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", OTHER)
-def test_a_checkpoint_of_another_run_is_told_by_the_field_that_differs(
+def test_a_checkpoint_of_a_different_run_is_refused_with_the_first_differing_field(
     field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_main(tmp_path, tmp=tmp_path)
@@ -334,7 +339,7 @@ def test_a_checkpoint_of_another_run_is_told_by_the_field_that_differs(
     ],
     ids=str,
 )
-def test_what_does_not_change_the_state_may_change_in_a_run(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_options_that_do_not_affect_the_state_may_change_in_a_run(changes: dict[str, Any], tmp_path: Path) -> None:
     run_main(tmp_path, tmp=tmp_path)
     assert run_main(tmp_path, "--train.steps=6", tree=changes, tmp=tmp_path) == 0
 
@@ -369,7 +374,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_ends_the_run_with_one_line_and_is_left_alone(
+def test_a_damaged_checkpoint_ends_the_run_with_one_line_and_stays_unchanged(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_main(tmp_path, tmp=tmp_path)
@@ -382,10 +387,10 @@ def test_a_damaged_checkpoint_ends_the_run_with_one_line_and_is_left_alone(
     assert message.startswith("error: checkpoint "), message
     assert str(step) in message
     assert message.count("\n") == 1, f"one line, no stack trace: {message}"
-    assert fingerprint(step) == before, "a checkpoint that cannot be read may still be of use to a person"
+    assert fingerprint(step) == before, "the user may still repair an unreadable checkpoint"
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     assert run_main(tmp_path / "file", "--metrics.dir", str(tmp_path / "logs"), tmp=tmp_path) == 2
     message = capsys.readouterr().err
@@ -394,7 +399,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("uri", ["nope://bucket/runs", "s4://x"])
-def test_a_uri_of_an_unknown_protocol_is_told(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_uri_of_an_unknown_protocol_is_reported(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(uri, tmp=tmp_path) == 2
     message = capsys.readouterr().err
     assert f"got {uri}" in message
@@ -417,27 +422,27 @@ def test_a_run_resumes_from_an_fsspec_uri(scheme: str, tmp_path: Path, capsys: p
     assert results[0]["loss"] == results[-1]["loss"], "resuming through the URI changed the run"
 
 
-def test_deleting_takes_the_marker_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_removes_the_marker_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FsspecStore(str(tmp_path))
     (tmp_path / "step_0000000001").mkdir()
     (tmp_path / "step_0000000001" / "data").write_text("x", encoding="utf-8")
     store.commit(1, {})
-    monkeypatch.setattr(type(store._fs), "rm", lambda *_, **__: (_ for _ in ()).throw(OSError("cut off")))
-    with pytest.raises(OSError, match="cut off"):
+    monkeypatch.setattr(type(store._fs), "rm", lambda *_, **__: (_ for _ in ()).throw(OSError("interrupted")))
+    with pytest.raises(OSError, match="interrupted"):
         store.delete(1)
-    assert store.complete_steps() == [], "a removal that was cut off must not leave half a checkpoint that looks whole"
+    assert store.complete_steps() == [], "an interrupted removal must not leave a partial checkpoint marked complete"
     assert store.incomplete_steps() == [1]
 
 
-def test_names_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
+def test_folders_that_are_not_steps_are_ignored(tmp_path: Path) -> None:
     for name in ("step_1", "step_0000000001.old", "tmp", "step_00000000xx"):
         (tmp_path / name).mkdir()
     store = FsspecStore(str(tmp_path))
     assert store.complete_steps() == []
-    assert store.incomplete_steps() == [], "a folder of the user's own must not be cleaned up"
+    assert store.incomplete_steps() == [], "a folder of the user must not be deleted"
 
 
-def test_a_run_on_parquet_refuses_columns_that_are_read_in_another_way() -> None:
+def test_a_run_on_parquet_refuses_columns_that_are_read_differently() -> None:
     def config(hashed: bool) -> TrainConfig:
         columns = {"dense": ["age"], "sparse": [{"column": "user", "hash": hashed, "rows": 100}]}
         return TrainConfig.model_validate({"data": {"source": "parquet", "path": "a", "parquet": columns}})

@@ -1,4 +1,4 @@
-"""Checkpoints past the page cache: the same bytes as by the usual way on every file system, and none of them cached."""
+"""Direct I/O writes the same bytes as ordinary I/O on every file system, and caches none of them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ file.write(bytes(9 * 1024**2))
 
 
 def pattern(count: int) -> bytes:
-    """Bytes of which no two pages are alike."""
+    """Return bytes in which no two pages are equal."""
     return b"".join(hashlib.sha256(str(i).encode()).digest() for i in range(-(-count // 32)))[:count]
 
 
 def cached(path: Path) -> bool:
-    """Whether the kernel could read the file's first page without the disk."""
+    """Return whether the file's first page is in the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) > 0
@@ -43,7 +43,7 @@ def cached(path: Path) -> bool:
         os.close(descriptor)
 
 
-def takes_direct_io(folder: Path) -> bool:
+def supports_direct_io(folder: Path) -> bool:
     try:
         os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
     except OSError as error:
@@ -54,7 +54,7 @@ def takes_direct_io(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 9 * MIB + 17])
-def test_a_file_holds_what_was_written_in_whatever_pieces(tmp_path: Path, size: int) -> None:
+def test_a_file_has_the_written_bytes_for_any_size_of_pieces(tmp_path: Path, size: int) -> None:
     data = pattern(size)
     for number, piece in enumerate((1 + size // 7, size + 1)):
         path = tmp_path / str(number)
@@ -64,28 +64,28 @@ def test_a_file_holds_what_was_written_in_whatever_pieces(tmp_path: Path, size: 
         assert path.read_bytes() == data
 
 
-def test_what_is_written_after_a_sync_follows_it(tmp_path: Path) -> None:
+def test_bytes_written_after_a_sync_are_appended(tmp_path: Path) -> None:
     data = pattern(11 * MIB)
     with DirectFile(str(tmp_path / "x")) as file:
         file.write(memoryview(data)[: 5 * MIB])
         os.fsync(file.fileno())
-        assert (tmp_path / "x").read_bytes() == data[: 5 * MIB], "fsync would have left bytes in our buffer"
+        assert (tmp_path / "x").read_bytes() == data[: 5 * MIB], "bytes in our buffer would not have been synced"
         file.write(memoryview(data)[5 * MIB :])
     assert (tmp_path / "x").read_bytes() == data
 
 
-def test_the_page_cache_is_left_alone(tmp_path: Path) -> None:
-    if not takes_direct_io(tmp_path):
-        pytest.skip("the file system of pytest's folder has no O_DIRECT")
+def test_the_page_cache_is_not_used(tmp_path: Path) -> None:
+    if not supports_direct_io(tmp_path):
+        pytest.skip("the file system of the temporary folder has no O_DIRECT")
     data = pattern(8 * MIB)
     with DirectFile(str(tmp_path / "direct")) as file:
         file.write(data)
     (tmp_path / "usual").write_bytes(data)
-    assert cached(tmp_path / "usual"), "the check itself sees nothing"
+    assert cached(tmp_path / "usual"), "the check does not notice cached files"
     assert not cached(tmp_path / "direct")
 
 
-def test_a_file_system_without_direct_io_is_written_as_usual() -> None:
+def test_a_file_system_without_direct_io_is_written_through_the_page_cache() -> None:
     memory = Path("/dev/shm")  # a tmpfs
     if not memory.is_dir():
         pytest.skip("no /dev/shm")
@@ -98,7 +98,7 @@ def test_a_file_system_without_direct_io_is_written_as_usual() -> None:
         path.unlink(missing_ok=True)
 
 
-def test_a_file_system_that_takes_the_flag_and_refuses_the_write_is_written_as_usual(
+def test_a_file_system_that_accepts_the_flag_but_refuses_the_write_is_written_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, refused = os.write, []
@@ -111,17 +111,17 @@ def test_a_file_system_that_takes_the_flag_and_refuses_the_write_is_written_as_u
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return written(descriptor, data)
 
-    if not takes_direct_io(tmp_path):
-        pytest.skip("the file system of pytest's folder has no O_DIRECT")
+    if not supports_direct_io(tmp_path):
+        pytest.skip("the file system of the temporary folder has no O_DIRECT")
     monkeypatch.setattr(os, "write", picky)
     with DirectFile(str(tmp_path / "x")) as file:
         file.write(pattern(9 * MIB))
     monkeypatch.undo()
-    assert refused == [4 * MIB], "it asked again and again"
+    assert refused == [4 * MIB], "direct writes were attempted again"
     assert (tmp_path / "x").read_bytes() == pattern(9 * MIB)
 
 
-def test_a_full_disk_is_an_error_and_the_file_is_given_back() -> None:
+def test_a_full_disk_raises_an_error_and_the_file_is_closed() -> None:
     file = DirectFile("/dev/full")
     descriptor = file.fileno()
     with pytest.raises(OSError, match="No space left on device"):
@@ -133,25 +133,23 @@ def test_a_full_disk_is_an_error_and_the_file_is_given_back() -> None:
         os.fstat(descriptor)
 
 
-def test_the_last_bytes_that_do_not_fit_are_an_error_too() -> None:
+def test_a_full_disk_at_close_raises_an_error() -> None:
     file = DirectFile("/dev/full")
     file.write(b"x")
     with pytest.raises(OSError, match="No space left on device"):
         file.close()
 
 
-def test_a_write_that_is_cut_short_goes_on_to_the_byte_and_tells_why_it_ended(tmp_path: Path) -> None:
+def test_a_short_write_is_continued_and_then_raises_its_error(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "x")], capture_output=True, text=True, check=False
     )
     assert "File too large" in ended.stderr, ended.stderr
     assert (tmp_path / "x").stat().st_size == 5 * MIB + 100
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 5 * MIB + 100, "the limit was set here"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 5 * MIB + 100, "the limit was set in this process"
 
 
-def test_a_checkpoint_is_the_same_with_the_page_cache_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_the_same_with_direct_io_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     class Counted(DirectFile):
@@ -168,5 +166,5 @@ def test_a_checkpoint_is_the_same_with_the_page_cache_and_without(
         shares = sorted((tmp_path / name).rglob("*.distcp"))
         sums[name] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in shares]
     assert sums["direct"] == sums["usual"] != []
-    assert opened, "the fast way was not taken"
-    assert not [path for path in opened if path.startswith(str(tmp_path / "usual"))], "the option changes nothing"
+    assert opened, "direct I/O was not used"
+    assert not [path for path in opened if path.startswith(str(tmp_path / "usual"))], "the option has no effect"

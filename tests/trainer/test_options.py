@@ -101,7 +101,7 @@ ELSEWHERE = {
     "train.batch_size_is": "faults/test_elastic.py::test_a_batch_size_per_process_grows_with_the_job",
     "checkpoint.every_minutes": "faults/test_saves.py::test_saves_follow_the_clock",
     "checkpoint.asynchronous": "faults/test_hangs.py::test_a_slow_save_is_not_a_hanging_step",
-    "checkpoint.direct_io": "test_direct.py::test_a_checkpoint_is_the_same_with_the_page_cache_and_without",
+    "checkpoint.direct_io": "test_direct.py::test_a_checkpoint_is_the_same_with_direct_io_and_without",
     "checkpoint.keep_every_steps": "faults/test_saves.py::test_milestones_are_kept_while_other_checkpoints_are_deleted",
     "checkpoint.max_failures": "faults/test_saves.py::test_too_many_failed_saves_in_a_row_end_the_run_with_one_line",
     "checkpoint.attempts": "faults/test_stores.py::test_a_failing_store_is_an_error_after_the_configured_attempts",

@@ -59,12 +59,12 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether this process is still writing."""
+        """Return whether this process is still writing."""
         return self._running is not None and self._running.thread is not None and self._running.thread.is_alive()
 
     @property
     def pending(self) -> bool:
-        """Whether a save was started that no `wait` has ended yet; the same on all processes."""
+        """Return whether a save was started and not yet waited for; the same on all processes."""
         return self._running is not None
 
     def reserve(self) -> None:

@@ -35,7 +35,7 @@ class StepWriter(FileSystemWriter):
 
     @property
     def written(self) -> dict[str, FileChecksums]:
-        """Checksums of the files that this process wrote, by name."""
+        """Return the checksums of the files that this process wrote, by name."""
         return self._files.written
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

@@ -197,5 +197,5 @@ def _prediction(
 
 
 def _resource_name(resource: str, rates: Rates) -> str:
-    """Name the memory of a GPU HBM."""
+    """Return the name of a resource; the memory of a GPU is HBM."""
     return "HBM" if resource == "memory" and rates.overlapped else resource

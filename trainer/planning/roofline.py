@@ -78,7 +78,7 @@ class GpuNodes:
 
     @property
     def world_size(self) -> int:
-        """Number of processes: one per GPU."""
+        """Return the number of processes: one per GPU."""
         return self.nodes * self.gpus_per_node
 
 

@@ -34,12 +34,12 @@ class Input:
 
     @property
     def name(self) -> str:
-        """Name of the file without its folder."""
+        """Return the name of the file without its folder."""
         return self.path.rpartition("/")[2]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Facts that must be equal when a run resumes."""
+        """Return the facts that must be equal when a run resumes."""
         return {"uri": self.uri, "size": self.size, "version": self.version, "days": list(self.days)}
 
 

@@ -73,7 +73,7 @@ class Text:
 
     @property
     def characters(self) -> npt.NDArray[np.uint8]:
-        """View of the text as bytes, (size,)."""
+        """Return a view of the text as bytes, (size,)."""
         return self.words.view(np.uint8)[: self.size]
 
 

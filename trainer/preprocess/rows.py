@@ -57,7 +57,7 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return self.end - self.start
 
 

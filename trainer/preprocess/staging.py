@@ -36,7 +36,7 @@ class Stage:
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """Fields rows, dense_min, bad_rows and bad_lines of a complete stage; None for an incomplete one."""
+        """Return rows, dense_min, bad_rows and bad_lines of a complete stage, or None for an incomplete one."""
         if not self._marker.exists():
             return None
         found: dict[str, Any] = json.loads(self._marker.read_text(encoding="utf-8"))

@@ -49,13 +49,13 @@ def exact(changes: dict[str, Any], run: str, uri: Path, runtime: Runtime) -> dic
     whole = new_model(changes, run, uri, runtime)
     losses = steps(whole, 10)
     first = new_model(changes, run, uri, runtime)
-    begun = steps(first, 5)
+    first_half = steps(first, 5)
     checkpointer(first).save(Progress(5, 5 * first.config.train.batch_size))
     second = new_model(changes, run, uri, runtime)
     continued = steps(second, 5, restore(second))
     return {
         "losses": losses,
-        "resumed": begun + continued,
+        "resumed": first_half + continued,
         "weights": full_weights(whole),
         "resumed_weights": full_weights(second),
     }
@@ -99,11 +99,11 @@ def main() -> None:
         for plan in PLANS:
             keep(f"resumed-{plan}", resumed(PLANS[plan], "given", given, runtime))
         if mode == "all":
-            made = Path(sys.argv[4])
+            new = Path(sys.argv[4])
             for name, changes in EXACT.items():
-                keep(f"exact-{name}", exact(changes, name.replace("_", "-"), made, runtime))
-            keep("round-trip", round_trip("round-trip", made, runtime))
-            mixed = new_model(PLANS["mixed"], "given", made, runtime)
+                keep(f"exact-{name}", exact(changes, name.replace("_", "-"), new, runtime))
+            keep("round-trip", round_trip("round-trip", new, runtime))
+            mixed = new_model(PLANS["mixed"], "given", new, runtime)
             steps(mixed, 5)
             progress = Progress(5, 5 * mixed.config.train.batch_size)
             checkpointer(mixed).save(progress)

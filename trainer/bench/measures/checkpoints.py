@@ -79,7 +79,7 @@ class _Bench:
 
     @property
     def progress(self) -> Progress:
-        """Progress of the job."""
+        """Return the progress of the job."""
         return Progress(self._step, self._step * self._config.train.batch_size)
 
     def synchronous_seconds(self) -> float:

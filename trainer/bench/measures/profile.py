@@ -32,10 +32,10 @@ def bench_profile(config: TrainConfig, runtime: Runtime, options: BenchOptions) 
     """
     trace = Path(options.trace)
     _check_trace_path(trace, runtime)
-    job = build_sharded_model(config, runtime)
-    job.dmp.train()
+    model = build_sharded_model(config, runtime)
+    model.dmp.train()
     # A finite stream: a collective of a prefetched batch that is still running when the profiler stops crashes.
-    pipeline, stream = Pipeline(job), islice(cached_batches(config, runtime), options.warmup + options.steps)
+    pipeline, stream = Pipeline(model), islice(cached_batches(config, runtime), options.warmup + options.steps)
     for _ in range(options.warmup):
         pipeline.progress(stream)
     dist.barrier()

@@ -105,49 +105,49 @@ def _with_changes(config: TrainConfig, changes: dict[str, dict[str, Any]]) -> Tr
 def _auc(config: TrainConfig, runtime: Runtime, mode: Mode, steps: int, advance: Callable[[], None]) -> float:
     """Return the held-out AUC of a new model after `steps` steps (collective)."""
     runtime.precision = mode.precision  # type: ignore[assignment]  # a precision of this device
-    job = build_stock(config, runtime) if mode.stock else build_sharded_model(config, runtime)
-    job.dmp.train()
+    model = build_stock(config, runtime) if mode.stock else build_sharded_model(config, runtime)
+    model.dmp.train()
     source = open_source(SourceContext(config, "train", runtime.device))
     ranks = (runtime.rank, runtime.world_size, runtime.device)
     batches: Iterator[Any] = train_batches(source, config, 0, steps, *ranks)
     if mode.stock:
         pipeline: Any = TrainPipelineSparseDist(
-            job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True
+            model.dmp, model.optimizers.combined, runtime.device, execute_all_batches=True
         )
         batches = map(stock_batch, batches)
     else:
-        pipeline = Pipeline(job)
+        pipeline = Pipeline(model)
     for _ in range(steps):
         pipeline.progress(batches)
         advance()
     pipeline.detach()
-    return _held_out_auc(job, runtime, _stock_logits if mode.stock else _our_logits)
+    return _held_out_auc(model, runtime, _stock_logits if mode.stock else _our_logits)
 
 
-def _stock_logits(job: ShardedModel, batch: Batch) -> Tensor:
-    _, (_, logits_B, _) = job.dmp(stock_batch(batch))
+def _stock_logits(model: ShardedModel, batch: Batch) -> Tensor:
+    _, (_, logits_B, _) = model.dmp(stock_batch(batch))
     found: Tensor = logits_B
     return found
 
 
-def _our_logits(job: ShardedModel, batch: Batch) -> Tensor:
-    _, (_, logits_B, _, _) = job.dmp(batch)
+def _our_logits(model: ShardedModel, batch: Batch) -> Tensor:
+    _, (_, logits_B, _, _) = model.dmp(batch)
     found: Tensor = logits_B
     return found
 
 
-def _held_out_auc(job: ShardedModel, runtime: Runtime, logits: Callable[[ShardedModel, Batch], Tensor]) -> float:
+def _held_out_auc(model: ShardedModel, runtime: Runtime, logits: Callable[[ShardedModel, Batch], Tensor]) -> float:
     """Return the AUC of all evaluation samples, the same on every process (collective)."""
-    source = open_source(SourceContext(job.config, "eval", runtime.device))
-    count = eval_size(source, job.config)
+    source = open_source(SourceContext(model.config, "eval", runtime.device))
+    count = eval_size(source, model.config)
     scored: list[Tensor] = []
-    job.dmp.eval()
+    model.dmp.eval()
     with torch.no_grad():
-        for batch in eval_batches(source, job.config, count, runtime.rank, runtime.world_size, runtime.device):
+        for batch in eval_batches(source, model.config, count, runtime.rank, runtime.world_size, runtime.device):
             moved = batch.to(runtime.device)
             assert moved.weights_B is not None, "eval_batches gives every sample a weight"
             kept = moved.weights_B > 0
-            scored.append(torch.stack([logits(job, moved).detach().float().view(-1), moved.labels_B])[:, kept].cpu())
+            scored.append(torch.stack([logits(model, moved).detach().float().view(-1), moved.labels_B])[:, kept].cpu())
     gathered: list[Any] = [None] * runtime.world_size
     dist.all_gather_object(gathered, torch.cat(scored, dim=1))
     scores, labels = torch.cat(gathered, dim=1)

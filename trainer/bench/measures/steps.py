@@ -84,19 +84,21 @@ def cached_batches(config: TrainConfig, runtime: Runtime) -> Iterator[Batch]:
 
 def ours(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Variant:
     """Build the step of `python -m trainer` (collective)."""
-    job = build_sharded_model(config, runtime)
-    job.dmp.train()
-    facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **job.resolved}}
-    return _timed(Pipeline(job).progress, batches, runtime), facts
+    model = build_sharded_model(config, runtime)
+    model.dmp.train()
+    facts = {"precision": runtime.precision, "fast": {"malloc": runtime.malloc, **model.resolved}}
+    return _timed(Pipeline(model).progress, batches, runtime), facts
 
 
 def stock(config: TrainConfig, runtime: Runtime, batches: Iterator[Batch]) -> Variant:
     """Build the step of TorchRec's examples (collective)."""
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
-    job = build_stock(config, runtime)
-    job.dmp.train()
-    pipeline: Any = TrainPipelineSparseDist(job.dmp, job.optimizers.combined, runtime.device, execute_all_batches=True)
+    model = build_stock(config, runtime)
+    model.dmp.train()
+    pipeline: Any = TrainPipelineSparseDist(
+        model.dmp, model.optimizers.combined, runtime.device, execute_all_batches=True
+    )
     stream = map(stock_batch, batches)
     facts: dict[str, Any] = {"precision": "tf32" if runtime.precision == "tf32" else "fp32", "fast": {}}
     return _timed(pipeline.progress, stream, runtime), facts

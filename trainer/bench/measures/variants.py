@@ -1,8 +1,8 @@
-"""Compare variants of a step, each in its own processes, so that process-wide settings (allocator, threads) of one do
-not affect another.
+"""Compare variants of a step, each in its own processes.
 
-This process serves a key-value store. The processes of all variants build their models and wait for requests in it.
-Blocks are requested in turn, so that only one variant works at a time and changes of the machine's speed affect all.
+So process-wide settings of one variant (allocator, threads) do not affect another. This process serves a key-value
+store. The processes of all variants build their models and wait for requests in it. Blocks are requested in turn, so
+that only one variant works at a time and changes of the machine's speed affect all.
 """
 
 from __future__ import annotations
