@@ -1,6 +1,6 @@
-"""Sources of samples that misbehave on purpose, given to the trainer as `odd_sources:Class`.
+"""Sources of samples with injected faults, which the trainer opens as `odd_sources:Class`.
 
-Each is the planted synthetic stream, with something odd at sample `data.options.at` of the split `data.options.split`.
+Each is the synthetic stream with a fault at sample `data.options.at` of the split `data.options.split`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from trainer.data import Batch, SourceContext, one_id_batch
 from trainer.data.sources.synthetic import SyntheticSource
 
-SEEN: list[str] = []  # what Scraping read from the run's own endpoint
+SEEN: list[str] = []  # what Scraping read from the run's endpoint
 
 
 class Odd:
-    """The synthetic stream with `happen` called for the batch that holds the odd sample."""
+    """The synthetic stream; it calls `happen` for the batch with the chosen sample."""
 
     samples_per_epoch: int | None = None
 
@@ -43,7 +43,7 @@ class Odd:
         return batch
 
     def happen(self, ids_FB: Tensor, labels_B: Tensor, at: int) -> None:
-        """What is odd, in place."""
+        """Inject the fault into the batch, in place."""
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class BadId(Odd):
 
 
 class NanLabel(Odd):
-    """A label that is no number."""
+    """A label that is NaN."""
 
     def happen(self, ids_FB: Tensor, labels_B: Tensor, at: int) -> None:
         """See Odd."""
@@ -64,7 +64,7 @@ class NanLabel(Odd):
 
 
 class Crash(Odd):
-    """A mistake in the program, not of the user."""
+    """A bug in the program, not a mistake of the user."""
 
     def happen(self, ids_FB: Tensor, labels_B: Tensor, at: int) -> None:
         """See Odd."""
@@ -80,7 +80,7 @@ class Interrupt(Odd):
 
 
 class Scraping(Odd):
-    """Reads the run's own Prometheus endpoint while it trains."""
+    """A source that reads the run's Prometheus endpoint during training."""
 
     def happen(self, ids_FB: Tensor, labels_B: Tensor, at: int) -> None:
         """See Odd."""
@@ -89,7 +89,7 @@ class Scraping(Odd):
 
 
 class NoSource:
-    """Lacks what a source must have."""
+    """A class that does not implement the protocol of a source."""
 
     def __init__(self, context: SourceContext) -> None:
-        """Takes what a source takes."""
+        """Accept the argument of a source."""

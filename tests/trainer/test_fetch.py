@@ -1,4 +1,4 @@
-"""A copy from a store is whole or not there, goes on where it was stopped, and tells its faults in one line."""
+"""The fetch command: complete files, resumed copies and one-line errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trainer.storage.retry import RetryPolicy
 
 
 class OddStore(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A store on this disk that misbehaves as a test asks."""
+    """A store on this disk with injected errors."""
 
     protocol = "odd"
     cachable = False
-    faults: ClassVar[dict[str, list[BaseException]]] = {}  # by file name, one per try
-    tries: ClassVar[list[str]] = []
+    faults: ClassVar[dict[str, list[BaseException]]] = {}  # by file name, one per attempt
+    attempts: ClassVar[list[str]] = []
     listing: ClassVar[list[BaseException]] = []
     lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -45,7 +45,7 @@ class OddStore(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     def get_file(self, path1: str, path2: Any, callback: Any = None, **options: Any) -> None:
         name = Path(path1).name
         with self.lock:
-            self.tries.append(name)
+            self.attempts.append(name)
             fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if fault is not None:
             Path(path2).write_bytes(Path(path1).read_bytes()[: Path(path1).stat().st_size // 2])
@@ -58,7 +58,7 @@ class OddStore(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 def store(monkeypatch: pytest.MonkeyPatch) -> type[OddStore]:
     fsspec.register_implementation("odd", OddStore, clobber=True)
     monkeypatch.setattr(OddStore, "faults", {})
-    monkeypatch.setattr(OddStore, "tries", [])
+    monkeypatch.setattr(OddStore, "attempts", [])
     monkeypatch.setattr(OddStore, "listing", [])
     monkeypatch.setattr(retry, "STORE_RETRY", RetryPolicy(first_delay_seconds=0.001))
     return OddStore
@@ -66,7 +66,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> type[OddStore]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Five files in two folders, one of them empty, 2.5 MB in all."""
+    """Return a folder with five files in three folders, one of them empty, 2.4 MB in total."""
     folder = tmp_path / "source"
     (folder / "deep" / "er").mkdir(parents=True)
     for i, name in enumerate(("a.bin", "b.bin", "deep/c.bin", "deep/er/d.bin")):
@@ -80,7 +80,7 @@ def fetch(source: Path | str, target: Path, *options: str) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Files by name, without the command's own."""
+    """Return the copied files by name, without the files of the command itself."""
     own = {fetch_module.MARKER, fetch_module.MANIFEST}
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in own]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
@@ -92,14 +92,14 @@ def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     message = capsys.readouterr().err
     assert message.count("\n") == 1, f"one line, no stack trace: {message}"
     assert message.startswith("error: ")
     return message
 
 
-def test_a_folder_arrives_whole_with_a_marker(
+def test_a_folder_is_copied_completely_with_a_marker(
     store: type[OddStore], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fetch(source, tmp_path / "to", "--workers", "3") == 0
@@ -115,98 +115,101 @@ def test_a_second_run_copies_only_what_has_changed(
     store: type[OddStore], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fetch(source, tmp_path / "to") == 0
-    (source / "deep" / "c.bin").write_bytes(b"x" * 600_002)  # of the same size
+    (source / "deep" / "c.bin").write_bytes(b"x" * 600_002)  # the same size
     os.utime(source / "deep" / "c.bin", (5, 5))
     (tmp_path / "to" / "a.bin").write_bytes(b"damaged")
-    store.tries.clear()
+    store.attempts.clear()
     capsys.readouterr()
     assert fetch(source, tmp_path / "to") == 0
-    assert sorted(store.tries) == ["a.bin", "c.bin"]
+    assert sorted(store.attempts) == ["a.bin", "c.bin"]
     assert contents(tmp_path / "to") == contents(source)
     assert result(capsys)["copied_files"] == 2
 
 
-def test_a_passing_fault_is_tried_again(store: type[OddStore], source: Path, tmp_path: Path) -> None:
+def test_a_transient_error_is_retried(store: type[OddStore], source: Path, tmp_path: Path) -> None:
     store.faults["b.bin"] = [ConnectionResetError("reset"), TimeoutError("slow"), EOFError("short")]
     assert fetch(source, tmp_path / "to", "--retries", "3") == 0
-    assert store.tries.count("b.bin") == 4
+    assert store.attempts.count("b.bin") == 4
     assert contents(tmp_path / "to") == contents(source)
 
 
-def test_a_lasting_fault_ends_with_one_line_and_the_next_run_goes_on(
+def test_a_permanent_error_ends_with_one_line_and_the_next_run_resumes(
     store: type[OddStore], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.faults["b.bin"] = [ConnectionResetError("the line is dead")] * 3
     assert fetch(source, tmp_path / "to", "--retries", "2", "--workers", "1") == 2
-    message = told(capsys)
+    message = error_line(capsys)
     assert "b.bin could not be copied in 3 attempts: ConnectionResetError: the line is dead" in message
     to = tmp_path / "to"
-    assert not (to / "_FETCHED.json").exists(), "the marker is there before the files"
+    assert not (to / "_FETCHED.json").exists(), "the marker was written before the files"
     assert set(contents(to)) == {"a.bin"}, "half a file was left"
-    store.tries.clear()
+    store.attempts.clear()
     assert fetch(source, to) == 0
-    assert "a.bin" not in store.tries, "what had arrived was copied again"
+    assert "a.bin" not in store.attempts, "a finished file was copied again"
     assert contents(to) == contents(source)
 
 
-def test_a_file_that_arrives_short_is_not_taken(
+def test_a_truncated_file_is_copied_again(
     store: type[OddStore], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = OddStore.get_file
+    get_file = OddStore.get_file
 
     def short_once(self: OddStore, path1: str, path2: Any, **options: Any) -> None:
-        whole(self, path1, path2, **options)
-        if store.tries.count("a.bin") == 1 and path1.endswith("a.bin"):
+        get_file(self, path1, path2, **options)
+        if store.attempts.count("a.bin") == 1 and path1.endswith("a.bin"):
             os.truncate(path2, 1_000)
 
     monkeypatch.setattr(OddStore, "get_file", short_once)
     assert fetch(source, tmp_path / "to") == 0
-    assert store.tries.count("a.bin") == 2
+    assert store.attempts.count("a.bin") == 2
     assert contents(tmp_path / "to") == contents(source)
 
 
 class NoCredentialsError(Exception):
-    """As botocore names it."""
+    """An error with the name that botocore uses."""
 
 
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
-        (NoCredentialsError("Unable to locate credentials"), "no credentials for this store were found"),
-        (PermissionError("Access Denied"), "access is denied (Access Denied); give this identity the right to read"),
-        (FileNotFoundError("The specified bucket does not exist"), "there is no such bucket, folder or file"),
-        (ConnectionError("no route"), "which cannot be read: ConnectionError: no route"),
+        (NoCredentialsError("Unable to locate credentials"), "found no credentials for this store"),
+        (
+            PermissionError("Access Denied"),
+            "access is denied (Access Denied). Fix: give this identity permission to read it",
+        ),
+        (FileNotFoundError("The specified bucket does not exist"), "no such bucket, folder or file"),
+        (ConnectionError("no route"), "cannot be read: ConnectionError: no route"),
     ],
 )
-def test_a_store_that_refuses_is_told(
+def test_an_error_of_the_store_is_reported(
     fault: Exception, part: str, store: type[OddStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.listing.append(fault)
     assert fetch("/bucket/x", tmp_path / "to") == 2
-    message = told(capsys)
-    assert "--from is odd:///bucket/x" in message
+    message = error_line(capsys)
+    assert "--from odd:///bucket/x" in message
     assert part in message
-    assert not (tmp_path / "to").exists(), "a folder was made for nothing"
+    assert not (tmp_path / "to").exists(), "a folder was created although nothing was copied"
 
 
-def test_an_empty_prefix_is_told(store: type[OddStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_prefix_is_refused(store: type[OddStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "nothing").mkdir()
     assert fetch(tmp_path / "nothing", tmp_path / "to") == 2
-    assert "no such bucket or folder, or it is empty; check its name" in told(capsys)
+    assert "no such bucket or folder, or it is empty. Fix: check the name" in error_line(capsys)
 
 
 @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the quota is used")])
-def test_a_full_disk_is_told_and_not_tried_again(
+def test_a_full_disk_is_reported_and_not_retried(
     number: int, words: str, store: type[OddStore], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.faults["a.bin"] = [OSError(number, os.strerror(number))] * 9
     assert fetch(source, tmp_path / "to") == 2
-    assert f"--to is {tmp_path / 'to'}: {words}" in told(capsys)
-    assert store.tries.count("a.bin") == 1
+    assert f"--to {tmp_path / 'to'}: {words}" in error_line(capsys)
+    assert store.attempts.count("a.bin") == 1
     assert "a.bin.part" not in contents(tmp_path / "to"), "half a file fills the disk"
 
 
-def test_too_little_room_is_told_before_anything_is_copied(
+def test_too_little_space_is_reported_before_anything_is_copied(
     store: type[OddStore],
     source: Path,
     tmp_path: Path,
@@ -216,31 +219,31 @@ def test_too_little_room_is_told_before_anything_is_copied(
     real = fetch_module.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(fetch_module.shutil, "disk_usage", lambda _: real._replace(free=2_000_000))
     assert fetch(source, tmp_path / "to") == 2
-    assert "has 0.0 GB free, but 0.0 GB are to come" in told(capsys)
-    assert not store.tries
+    assert "is too small: got 0.0 GB free; needed: 0.0 GB" in error_line(capsys)
+    assert not store.attempts
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--from", "x"], "the following arguments are required: --to"),
-        (["--from", "gopher://x", "--to", "y"], "--from is gopher://x, which cannot be opened"),
+        (["--from", "gopher://x", "--to", "y"], "--from gopher://x cannot be opened"),
         (["--from", "x", "--to", "y", "--workers", "0"], "--workers: got '0'; allowed: an integer of 1 or more"),
         (["--from", "x", "--to", "y", "--worker", "3"], "unknown option --worker (did you mean --workers?)"),
     ],
 )
-def test_a_mistake_is_told(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_refused(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", *arguments]) == 2
-    assert part in told(capsys)
+    assert part in error_line(capsys)
 
 
-def test_a_target_that_is_a_file_or_read_only_is_told(
+def test_a_target_that_is_a_file_or_read_only_is_refused(
     store: type[OddStore], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fetch(source, source / "a.bin") == 2
-    assert f"--to is {source / 'a.bin'}, which is a file; name a folder" in told(capsys)
+    assert f"--to {source / 'a.bin'} is a file; allowed: a folder" in error_line(capsys)
     assert fetch(source, Path("/proc/nowhere")) == 2
-    assert "--to is /proc/nowhere: it cannot be written" in told(capsys)
+    assert "--to /proc/nowhere is not writable" in error_line(capsys)
 
 
 SLOW = """
@@ -265,7 +268,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_ctrl_c_leaves_no_half_file_and_the_same_command_goes_on(source: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_partial_file_and_the_same_command_resumes(source: Path, tmp_path: Path) -> None:
     command = ["fetch", "--from", f"slow://{source}", "--to", str(tmp_path / "to"), "--workers", "1"]
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, *command], cwd=ROOT, env=environment(), text=True,
@@ -276,7 +279,7 @@ def test_ctrl_c_leaves_no_half_file_and_the_same_command_goes_on(source: Path, t
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err == "interrupted; the same command goes on with the files that are missing\n"
+    assert err == "interrupted; the same command continues with the missing files\n"
     assert set(contents(tmp_path / "to")) == {"a.bin"}
     ended = trainer("fetch", "--from", str(source), "--to", str(tmp_path / "to"))
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""The network check measures what it says, fails where it should with 1, and never hangs."""
+"""The netcheck command: correct bandwidths, exit code 1 for a bad network, and no hangs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.netcheck import command as netcheck
 
 
 def check(*options: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    """`trainer launch netcheck` on CPUs."""
+    """Run `trainer launch netcheck` on CPUs."""
     return trainer("launch", "--nproc", str(processes), "netcheck", "--device", "cpu", "--iterations", "3", *options)
 
 
@@ -34,26 +34,25 @@ def result(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def three() -> subprocess.CompletedProcess[str]:
-    """A check of three processes with an odd number of MiB, which three do not share equally."""
+    """Return a finished check of three processes, whose buffers do not divide by three."""
     return check("--sizes-mib", "2,1", processes=3)
 
 
 def test_both_operations_are_measured_at_every_size(three: subprocess.CompletedProcess[str]) -> None:
     assert three.returncode == 0, three.stderr
-    assert three.stderr == "", "libraries chatter"
+    assert three.stderr == "", "a library prints warnings"
     found = result(three)
     assert (found["ok"], found["backend"], found["processes"], found["failures"]) == (True, "gloo", 3, [])
-    seen = [(item["size_mib"], item["operation"]) for item in found["measured"]]
-    assert seen == [(1, "all_to_all"), (1, "all_reduce"), (2, "all_to_all"), (2, "all_reduce")]
-    assert "GB/s" in three.stdout.splitlines()[2], "no table for people"
+    operations = [(item["size_mib"], item["operation"]) for item in found["measured"]]
+    assert operations == [(1, "all_to_all"), (1, "all_reduce"), (2, "all_to_all"), (2, "all_reduce")]
+    assert "GB/s" in three.stdout.splitlines()[2], "no table for the user"
 
 
-def test_the_table_in_a_log_shows_whole_names_of_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod's name is up to 63 letters, and which of them is slow is what the table is read for."""
-    host = "netcheck-" + "7" * 54
+def test_the_table_in_a_log_shows_complete_host_names(capsys: pytest.CaptureFixture[str]) -> None:
+    host = "netcheck-" + "7" * 54  # the longest name of a pod, 63 characters
     numbers = {"operation": "all_reduce", "size_mib": 16, "seconds": 0.02, "slowest_rank": 1, "slowest_host": host}
     numbers |= {"algorithm_gb_per_s": 0.8, "bus_gb_per_s": 0.8}
-    netcheck._show({"measured": [numbers], "processes": 2, "backend": "gloo"}, [])
+    netcheck._print_result({"measured": [numbers], "processes": 2, "backend": "gloo"}, [])
     *table, _ = capsys.readouterr().out.splitlines()
     assert any(f"rank 1 on {host}" in line for line in table)
 
@@ -71,9 +70,9 @@ def test_a_network_below_the_minimum_fails_and_names_the_slowest_host() -> None:
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1, f"one line, from one process: {ended.stderr}"
     for operation in ("all_to_all", "all_reduce"):
-        assert f"{operation} of 2 MiB reached" in ended.stderr
-    assert "of 1 MiB" not in ended.stderr, "small sizes are bound by latency, not by the network"
-    assert "below --min-gb-per-s 100000; slowest: rank" in ended.stderr
+        assert f"{operation} of 2 MiB is too slow" in ended.stderr
+    assert "of 1 MiB" not in ended.stderr, "small sizes are limited by latency, not by bandwidth"
+    assert "allowed: --min-gb-per-s 100000 or more; slowest: rank" in ended.stderr
     assert result(ended)["ok"] is False
 
 
@@ -86,19 +85,19 @@ def test_gloo_is_never_the_expected_fabric() -> None:
     ended = check("--expect-log", "NET/OFI Selected provider is efa")
     assert ended.returncode == 1
     assert ended.stderr == (
-        "error: backend is gloo, the fabric that --expect-log 'NET/OFI Selected provider is efa' means was not used\n"
+        "error: the fabric of --expect-log 'NET/OFI Selected provider is efa' was not used: got backend gloo\n"
     )
 
 
-def test_one_process_says_that_there_is_no_peer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_process_reports_that_it_has_no_peer(capsys: pytest.CaptureFixture[str]) -> None:
     with torch_as_it_was():
         assert main(["netcheck", "--device", "cpu"]) == 0
     note, last = capsys.readouterr().out.splitlines()
-    assert "there is no peer to measure" in note
+    assert "one process has no peer to measure" in note
     assert json.loads(last)["measured"] == []
 
 
-def test_a_process_that_never_comes_ends_the_check_in_time(tmp_path: Path) -> None:
+def test_a_process_that_never_joins_ends_the_check_after_the_timeout(tmp_path: Path) -> None:
     script = tmp_path / "half.py"
     script.write_text(
         "import os, subprocess, sys\n"
@@ -114,17 +113,17 @@ def test_a_process_that_never_comes_ends_the_check_in_time(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("operation", ["all_to_all", "all_reduce"])
-def test_wrong_numbers_are_seen(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_detected(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
     with torch_as_it_was():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         assert netbench._check(operation, 1_000, runtime)
         assert netbench.measure(operation, 1, 1, runtime).wrong is None
         name = "all_to_all_single" if operation == "all_to_all" else "all_reduce"
-        right = getattr(dist, name)
+        original = getattr(dist, name)
 
         def corrupting(target: torch.Tensor, *others: Any) -> None:
-            right(target, *others)
+            original(target, *others)
             target[777] += 1
 
         monkeypatch.setattr(dist, name, corrupting)
@@ -134,8 +133,8 @@ def test_wrong_numbers_are_seen(operation: str, monkeypatch: pytest.MonkeyPatch)
     assert f"{operation} of 1 MiB gave wrong numbers in rank 0 on" in wrong
 
 
-def logged(text: str | None, expected: str, folder: Path) -> list[str]:
-    """What is wrong with NCCL's log of a single process."""
+def log_failures(text: str | None, expected: str, folder: Path) -> list[str]:
+    """Return the failures that NCCL's log of a single process causes."""
     runtime: Any = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
     log = folder / "nccl.log"
     if text is not None:
@@ -150,23 +149,25 @@ SOCKET = "vm:12:12 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\nvm:12:1
 
 def test_a_log_with_the_expected_fabric_passes(tmp_path: Path) -> None:
     assert (
-        logged("vm:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n", "provider is efa", tmp_path)
+        log_failures(
+            "vm:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa\n", "provider is efa", tmp_path
+        )
         == []
     )
 
 
-def test_a_silent_fall_back_to_tcp_is_told_with_what_was_used(tmp_path: Path) -> None:
-    (failure,) = logged(SOCKET, "NET/IB", tmp_path)
-    assert "NCCL's log lacks --expect-log 'NET/IB' in 1 of 1 processes, first rank 0 on" in failure
-    assert "it says 'NET/Socket : Using [0]eth0:10.0.0.4<0>'" in failure
+def test_a_silent_fallback_to_tcp_is_reported_with_the_network_used(tmp_path: Path) -> None:
+    (failure,) = log_failures(SOCKET, "NET/IB", tmp_path)
+    assert "NCCL's log does not contain --expect-log 'NET/IB' in 1 of 1 processes, first rank 0 on" in failure
+    assert "got 'NET/Socket : Using [0]eth0:10.0.0.4<0>'" in failure
 
 
-def test_a_log_that_was_not_written_is_told(tmp_path: Path) -> None:
-    (failure,) = logged(None, "NET/IB", tmp_path)
-    assert "it names no network" in failure
+def test_a_missing_log_is_reported(tmp_path: Path) -> None:
+    (failure,) = log_failures(None, "NET/IB", tmp_path)
+    assert "got no network" in failure
 
 
-def test_options_come_from_a_file_too(tmp_path: Path) -> None:
+def test_options_can_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "netcheck.json"
     file.write_text(json.dumps({"sizes_mib": [1], "min_gb_per_s": 100000, "iterations": 1}))
     ended = trainer("launch", "--nproc", "2", "netcheck", "--config", str(file), "--min-gb-per-s", "0.000001")
@@ -183,31 +184,33 @@ def test_options_come_from_a_file_too(tmp_path: Path) -> None:
         (["--config", "no/such.json"], "--config no/such.json: cannot be read"),
     ],
 )
-def test_a_mistake_is_told(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_refused(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["netcheck", *arguments]) == 2
     message = capsys.readouterr().err
     assert part in message
     assert message.count("\n") == 1
 
 
-def test_a_mistake_is_told_once_by_two_processes() -> None:
+def test_two_processes_report_a_wrong_option_once() -> None:
     ended = check("--sizes-mib", "0")
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1, f"one line, from one process: {ended.stderr}"
 
 
 @pytest.mark.parametrize("command", ["preprocess", "fetch", "netcheck"])
-def test_each_command_is_listed_and_explains_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_is_listed_and_its_help_explains_its_options(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--help"]) == 0
     assert f"\n  {command} " in capsys.readouterr().out
     assert main([command, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert f"usage: python -m trainer {command}" in told
-    assert "--progress" in told
+    text = capsys.readouterr().out
+    assert f"usage: python -m trainer {command}" in text
+    assert "--progress" in text
 
 
-def test_where_an_operator_watches_the_machine_of_rank_0_ends_first() -> None:
-    """The training operator deletes what still runs when the first pod has succeeded, and with it the log of rank 0."""
+def test_under_an_operator_the_machine_of_rank_0_exits_first() -> None:
+    # The training operator deletes running pods when the first one succeeds, and with them the log of rank 0.
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "first"}
@@ -223,7 +226,7 @@ def test_where_an_operator_watches_the_machine_of_rank_0_ends_first() -> None:
             threading.Thread(target=lambda i=index, m=machine: (m.wait(), ends.put(i)), daemon=True).start()
         first = machines[index := ends.get(timeout=120)]
         second = machines[1 - index]
-        with pytest.raises(subprocess.TimeoutExpired):  # a kubelet needs that long to report the first one's end
+        with pytest.raises(subprocess.TimeoutExpired):  # a kubelet needs that long to report the first exit
             second.wait(timeout=2)
         assert '"event": "result"' in first.communicate(timeout=30)[0], "it is not the machine of rank 0"
         assert '"event": "result"' not in second.communicate(timeout=60)[0]

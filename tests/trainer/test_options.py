@@ -1,6 +1,6 @@
-"""Every option reaches the code that it names: two values give two different runs, or two equal ones where they must.
+"""Every option has an effect: two values give two different runs, or equal runs where they must.
 
-The lists below cover every option of the sections; a new option fails the first test until it has a case here.
+The lists below cover every option outside section data. A new option fails the first test until it has a case here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLICATED = PLANS["data_parallel"]
 POLYNOMIAL = {"optim.schedule.decay": "polynomial"}
 DCN = {"model.interaction": "dcn", "model.dcn_low_rank_dim": 4, "model.dcn_num_layers": 2}
 
-# (option, what else is set, one value, another value): the runs differ.
+# (option, other settings, one value, another value): the runs differ.
 DIFFER: list[tuple[str, dict[str, Any], Any, Any]] = [
     *[("optim.sparse.optimizer", plan, a, b)
       for plan in ({}, REPLICATED) for a, b in (("sgd", "adagrad"), ("adagrad", "rowwise_adagrad"))],
@@ -63,19 +63,19 @@ DIFFER: list[tuple[str, dict[str, Any], Any, Any]] = [
     ("train.batch_size", {}, 48, 32),
 ]  # fmt: skip
 
-# (option, one value, another value): the losses are the same to the last bit.
+# (option, one value, another value): the losses are bitwise equal.
 AGREE: list[tuple[str, Any, Any]] = [
     ("train.pipeline", "sparse_dist", "base"),
     ("train.pipeline", "sparse_dist", "none"),
     ("sharding.types", ["table_wise"], ["row_wise"]),
 ]
 
-# Options whose effect another test shows; a test here makes sure that it exists.
+# Options whose effect another test shows; a test below checks that it exists.
 ELSEWHERE = {
     "optim.sparse.beta1": "test_optimizers.py::test_sparse_adam_uses_all_its_settings",
     "optim.sparse.beta2": "test_optimizers.py::test_sparse_adam_uses_all_its_settings",
     "sharding.tables": "test_sharding.py::test_each_table_has_a_sharding_type_of_its_own_list",
-    "sharding.kernels": "test_options.py::test_the_kernel_is_one_of_those_allowed",
+    "sharding.kernels": "test_options.py::test_the_planner_uses_only_allowed_kernels",
     "sharding.min_columns": "test_sharding.py::test_column_wise_shards_have_the_minimum_width",
     "sharding.hbm_cap_gib": "test_sharding.py::test_the_error_for_too_little_memory_names_options_that_help",
     "sharding.reserve_fraction": "test_sharding.py::test_the_plan_respects_the_reserved_share_of_memory",
@@ -89,13 +89,13 @@ ELSEWHERE = {
     "train.eval_batch_size": "test_train.py::test_the_evaluation_batch_size_does_not_change_the_quality",
     "train.epochs": "test_train.py::test_a_run_without_steps_trains_its_epochs",
     "train.steps": "test_train.py::test_a_run_without_steps_trains_its_epochs",
-    "train.device": "test_errors.py::test_a_demanded_gpu_that_is_not_there_is_told_once",
+    "train.device": "test_errors.py::test_a_required_gpu_that_is_missing_is_reported_once",
     "train.precision": "test_options.py::test_bf16_reaches_the_dense_layers",
     "train.compile": "test_options.py::test_compiling_the_dense_parts_changes_no_loss",
-    "train.num_threads": "test_options.py::test_the_number_of_threads_is_the_one_asked_for",
+    "train.num_threads": "test_options.py::test_the_number_of_threads_equals_the_option",
     "train.eval_every": "test_train.py::test_evaluations_run_every_eval_every_steps",
     "train.target_auc": "test_train.py::test_a_run_stops_at_its_target_auc",
-    "train.timeout_seconds": "test_options.py::test_the_time_limit_is_the_groups",
+    "train.timeout_seconds": "test_options.py::test_the_process_group_has_the_timeout_of_the_option",
     "checkpoint.uri": "test_checkpoint.py::test_a_run_resumes_from_an_fsspec_uri",
     "checkpoint.every_steps": "test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
     "train.batch_size_is": "faults/test_elastic.py::test_a_batch_size_per_process_grows_with_the_job",
@@ -129,11 +129,11 @@ ELSEWHERE = {
 def test_every_option_outside_the_data_section_has_a_case() -> None:
     covered = {case[0] for case in DIFFER} | {case[0] for case in AGREE} | set(ELSEWHERE)
     options = {".".join(path) for path in leaves() if path[0] != "data"}
-    assert options - covered == set(), "nothing shows that these options do anything"
-    assert covered - options == set(), "these are no options any more"
+    assert options - covered == set(), "no test shows an effect of these options"
+    assert covered - options == set(), "these options do not exist"
 
 
-def test_the_tests_that_are_named_exist() -> None:
+def test_the_listed_tests_exist() -> None:
     for option, name in ELSEWHERE.items():
         file, _, function = name.partition("::")
         assert f"def {function}(" in (HERE / file).read_text(encoding="utf-8"), f"{option}: there is no {name}"
@@ -171,7 +171,7 @@ def test_two_values_of_an_option_train_differently(case: tuple[str, dict[str, An
 
 
 @pytest.mark.parametrize("case", AGREE, ids=case_name)
-def test_an_option_of_how_to_run_does_not_change_the_losses(case: tuple[str, Any, Any]) -> None:
+def test_an_option_of_the_execution_does_not_change_the_losses(case: tuple[str, Any, Any]) -> None:
     option, one, other = case
     assert losses({option: one}) == losses({option: other}), f"{option} changes the maths"
 
@@ -181,12 +181,14 @@ def test_compiling_the_dense_parts_changes_no_loss(monkeypatch: pytest.MonkeyPat
 
     def compile_quickly(function: Any, *arguments: Any, **options: Any) -> Any:
         compiled.append(function)
-        return original(function, backend="aot_eager")  # traces like the real one, without half a minute of C++
+        return original(
+            function, backend="aot_eager"
+        )  # traces like the default backend, without half a minute of C++ compilation
 
     original = torch.compile
     monkeypatch.setattr(torch, "compile", compile_quickly)
     plain, with_compile = first_steps(), first_steps({"train.compile": True})
-    assert len(compiled) == 2, "both dense parts are to be compiled, and only when asked"
+    assert len(compiled) == 2, "both dense parts are compiled, and only on request"
     assert with_compile == pytest.approx(plain, abs=1e-6)
 
 
@@ -194,10 +196,10 @@ def test_bf16_reaches_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics, "_cpu_flags", lambda: {"avx512_bf16"})
     low, full = first_steps({"train.precision": "bf16"}), first_steps({"train.precision": "fp32"})
     assert low != full, "train.precision does not reach the model"
-    assert low == pytest.approx(full, abs=2e-2), "bf16 has 8 bits, which is a difference in the third digit"
+    assert low == pytest.approx(full, abs=2e-2), "bf16 has 8 bits, so the third digit may differ"
 
 
-def test_precision_auto_picks_by_what_the_device_has_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_auto_depends_on_the_device_and_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     for flags, expected in (
         ({"avx512_bf16"}, "bf16"),
@@ -209,32 +211,32 @@ def test_precision_auto_picks_by_what_the_device_has_and_says_why(monkeypatch: p
         precision, reason = numerics.choose_precision("auto", cpu)
         assert precision == expected
         assert "bf16" in reason
-    for wanted in ("bf16", "tf32"):
-        with pytest.raises(ValueError, match=rf"train\.precision is {wanted}.*allowed: auto, fp32"):
-            numerics.choose_precision(wanted, cpu)
+    for value in ("bf16", "tf32"):
+        with pytest.raises(ValueError, match=rf"train\.precision is {value}.*allowed: auto, fp32"):
+            numerics.choose_precision(value, cpu)
 
 
-def test_the_number_of_threads_is_the_one_asked_for() -> None:
-    for wanted in (1, 2):
-        with alone(tiny({"train.num_threads": wanted})):
-            assert torch.get_num_threads() == wanted
+def test_the_number_of_threads_equals_the_option() -> None:
+    for count in (1, 2):
+        with alone(tiny({"train.num_threads": count})):
+            assert torch.get_num_threads() == count
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
-def test_the_kernel_is_one_of_those_allowed(kernel: str) -> None:
+def test_the_planner_uses_only_allowed_kernels(kernel: str) -> None:
     config = tiny({"sharding.kernels": [kernel]})
     with alone(config) as runtime:
         described = describe_plan(build_sharded_model(config, runtime).plan, config)
     assert {table.kernel for table in described} == {kernel}
 
 
-def test_the_time_limit_is_the_groups() -> None:
+def test_the_process_group_has_the_timeout_of_the_option() -> None:
     with alone(tiny({"train.timeout_seconds": 77})):
         group = torch.distributed.group.WORLD
         assert group is not None
         assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 77
 
 
-def test_threads_are_shared_out_where_nobody_says() -> None:
+def test_without_the_option_the_processes_share_all_cores() -> None:
     with alone(tiny({"train.num_threads": None})):
         assert torch.get_num_threads() == len(os.sched_getaffinity(0)), "one process alone may use all cores"

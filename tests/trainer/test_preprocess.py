@@ -472,7 +472,7 @@ def test_a_user_mistake_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("uri", "part"),
     [
-        ("nowhere/at/all", "there is no such bucket, folder or file"),
+        ("nowhere/at/all", "no such bucket, folder or file"),
         ("gopher://x/y", "cannot be opened"),
         ("EMPTY", "with no files; allowed: day_N, day_N.gz, or train.txt"),
     ],
@@ -518,7 +518,7 @@ def test_a_full_disk_is_reported_and_the_next_run_resumes(
     with monkeypatch.context() as patched:
         patched.setattr(output_module, "_sync", full)
         message = error_line(capsys, "--input", str(clicks), "--output", str(tmp_path / "out"))
-    assert f"--output is {tmp_path / 'out'}: the disk is full; free some space" in message
+    assert f"--output {tmp_path / 'out'}: the disk is full. Fix: free some space" in message
     assert not list((tmp_path / "out").glob("day_*"))
     assert preprocess(clicks, tmp_path / "out") == 0
     assert len(day(tmp_path / "out", 6, "labels")) == 714

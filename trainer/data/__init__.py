@@ -1,4 +1,4 @@
-"""Sources of samples: planted synthetic data, Criteo npy files, Parquet, or any class of the user's own."""
+"""Sources of samples: synthetic data, Criteo npy files, Parquet files or a class of the user."""
 
 from trainer.data.base import Batch, KnowsBestAuc, Source, SourceContext, jagged_batch, one_id_batch
 from trainer.data.sources.registry import open_source

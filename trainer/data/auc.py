@@ -1,4 +1,4 @@
-"""Area under the ROC curve, exactly, for a data set that fits in memory."""
+"""The exact area under the ROC curve of a data set that fits in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def area_under_curve(scores_B: Tensor, labels_B: Tensor) -> float:
-    """Chance that a positive sample scores above a negative one, ties counted half; 0.5 where a class is missing."""
+    """Return the probability that a positive scores above a negative, ties half; 0.5 if a class is missing."""
     _, group_B, sizes = torch.unique(scores_B, return_inverse=True, return_counts=True)
     last_rank = sizes.cumsum(0).double()
     rank_B = (last_rank - (sizes - 1) / 2)[group_B]  # from 1; equal scores share their mean rank

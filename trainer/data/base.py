@@ -1,6 +1,6 @@
-"""What a source of samples is, what a batch is, and the checks that every batch passes.
+"""The protocol of a source of samples, the batch, and functions that build and check batches.
 
-Shapes: B samples in the batch, D dense features, F sparse features, V ids in all.
+Shapes: B samples in the batch, D dense features, F sparse features, V ids in total.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Split = Literal["train", "eval"]
 class Batch(Pipelineable):
     """One process's share of a step.
 
-    `dense_BD` float32; `sparse` a KeyedJaggedTensor with the F features in canonical order; `labels_B` float32 in
-    [0, 1]; `weights_B` float32, 0 for samples that only fill the last batch of an evaluation, None where all count.
+    `dense_BD` is float32. `sparse` has the F features in canonical order. `labels_B` is float32 in [0, 1]. `weights_B`
+    is float32, with 0 for padding in the last batch of an evaluation; None means that all samples count.
     """
 
     dense_BD: Tensor
@@ -34,7 +34,7 @@ class Batch(Pipelineable):
     weights_B: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The same batch on `device`."""
+        """Return the batch on `device`."""
         return Batch(
             self.dense_BD.to(device, non_blocking=non_blocking),
             self.sparse.to(device, non_blocking=non_blocking),
@@ -43,7 +43,7 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.cuda.streams.Stream) -> None:  # type: ignore[override]  # as KJT has it
-        """Keep the memory until `stream` is done with it."""
+        """Keep the memory alive until `stream` has used it."""
         self.dense_BD.record_stream(stream)
         self.sparse.record_stream(stream)
         self.labels_B.record_stream(stream)
@@ -51,7 +51,7 @@ class Batch(Pipelineable):
             self.weights_B.record_stream(stream)
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory, from which the device can copy while it computes."""
+        """Return a copy in pinned memory, from which the device can copy asynchronously."""
         return Batch(
             self.dense_BD.pin_memory(),
             self.sparse.pin_memory(),
@@ -62,7 +62,7 @@ class Batch(Pipelineable):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source is built from. `device` is where it may make its batches; host memory is always right."""
+    """The arguments of a source. It may create its batches on `device`; host memory always works too."""
 
     config: TrainConfig
     split: Split
@@ -74,11 +74,11 @@ class Source(Protocol):
     """An endless stream of samples that is a pure function of (configuration, split, position).
 
     A class given as `data.source package.module:Class` is called with one `SourceContext` and must return such an
-    object. `read(p, n)` returns samples p .. p+n-1 of the stream, the same ones whoever asks and in whatever order, so
-    that a run continues exactly at a position and on any number of processes. A finite data set repeats (epoch after
-    epoch, each shuffled anew where the user wants that); its "eval" split comes in a fixed order. `read` is called from
-    one thread at a time. A class of your own, over one file of tensors per split (`one_id_batch` and `jagged_batch`
-    check ids and labels and build the batch)::
+    object. `read(p, n)` returns samples p .. p+n-1 of the stream. They must not depend on the process or on the order
+    of reads, so that a run can resume at any position with any number of processes. A finite data set repeats, epoch
+    after epoch, reshuffled if the user enables that. Its "eval" split has a fixed order. `read` is called from one
+    thread at a time. An example with one file of tensors per split (`one_id_batch` and `jagged_batch` check ids and
+    labels and build the batch)::
 
         class Tensors:
             def __init__(self, context: SourceContext) -> None:
@@ -95,18 +95,18 @@ class Source(Protocol):
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Samples before the stream repeats; None where it never does."""
+        """Return the samples before the stream repeats; None if it never does."""
 
     def read(self, position: int, count: int) -> Batch:
-        """Samples `position` .. `position + count - 1`; raises UserError for data that cannot be trained on."""
+        """Return samples `position` .. `position + count - 1`; raise UserError for invalid data."""
 
 
 @runtime_checkable
 class KnowsBestAuc(Protocol):
-    """A source that knows how well any model could do."""
+    """A source that knows the best AUC that a model can reach."""
 
     def best_auc(self, count: int) -> float:
-        """AUC of the true probabilities over the first `count` samples of the split."""
+        """Return the AUC of the true probabilities on the first `count` samples of the split."""
 
 
 def one_id_batch(
@@ -117,10 +117,10 @@ def one_id_batch(
     labels_B: Tensor,
     position: int,
 ) -> Batch:
-    """A batch with exactly one id per feature, from ids of shape (F, B); `position` is its first sample's.
+    """Return a batch with one id per feature, from ids (F, B); `position` is that of the first sample.
 
-    Raises UserError for a bad id or label. `rows` None skips these checks: for values that are right by construction or
-    were checked when they were loaded (a check waits for the device where the values are on one).
+    Raise UserError for a bad id or label. `rows=None` skips these checks, for values that are valid by construction or
+    were checked before; a check of values on a device waits for the device.
     """
     num_features, batch_size = ids_FB.shape
     if rows is not None:
@@ -147,9 +147,9 @@ def jagged_batch(
     labels_B: Tensor,
     position: int,
 ) -> Batch:
-    """A batch with any number of ids per feature: for each feature its ids (V_f) and its counts per sample (B).
+    """Return a batch with any number of ids per feature, from the ids (V_f) and lengths (B) of each feature.
 
-    Checks as in `one_id_batch`.
+    The checks are those of `one_id_batch`.
     """
     if rows is not None:
         check_labels(labels_B, _in_order(position))
@@ -168,9 +168,10 @@ def jagged_batch(
 
 
 def _in_order(position: int) -> Where:
+    """Return where the i-th value is, with one value per sample."""
     return lambda i: f"sample {position + i}"
 
 
 def _by_lengths(position: int, lengths_B: Tensor) -> Where:
-    """Where the i-th of all ids is, when sample b has lengths_B[b] of them."""
+    """Return where the i-th id is, with lengths_B[b] ids in sample b."""
     return lambda i: f"sample {position + int(torch.searchsorted(lengths_B.cumsum(0), i, right=True))}"

@@ -1,4 +1,4 @@
-"""Which rows of a finite data set, stored in blocks, a position of the endless stream stands for."""
+"""Map positions of the endless stream to rows of a finite data set that is stored in blocks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.lru import Recent
+from trainer.data.lru import LruCache
 
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    blocks: Rows  # in the order in which they are read
-    starts: Rows  # samples of this epoch before each of them
+    blocks: Rows  # in reading order
+    starts: Rows  # samples of this epoch before each block
 
 
 class BlockOrder:
     """The stream of samples of a data set in blocks of `sizes` rows (none empty), epoch after epoch.
 
-    Shuffled, an epoch permutes the blocks, and the rows inside each block, by numpy's generator seeded with (seed,
-    epoch) and (seed, epoch, block): one block at a time is enough to read. Not shuffled, every epoch is in the order of
-    the files.
+    With `shuffle`, an epoch permutes the blocks and the rows inside each block, with numpy's generator seeded by
+    (seed, epoch) and (seed, epoch, block). So a reader needs only one block at a time. Without it, every epoch has the
+    order of the files.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, shuffle: bool) -> None:
         self._sizes = np.asarray(sizes, dtype=np.int64)
         self._seed, self._shuffle = seed, shuffle
         self.num_samples = int(self._sizes.sum())
-        self._epochs: Recent[int, _Epoch] = Recent(self._make_epoch, 2)
-        self._rows: Recent[tuple[int, int], Rows] = Recent(self._make_rows, 2)
+        self._epochs: LruCache[int, _Epoch] = LruCache(self._make_epoch, 2)
+        self._rows: LruCache[tuple[int, int], Rows] = LruCache(self._make_rows, 2)
 
-    def runs(self, position: int, count: int) -> Iterator[tuple[int, Rows]]:
-        """(block, its rows) of samples `position` .. `position + count - 1`, in order."""
+    def locate(self, position: int, count: int) -> Iterator[tuple[int, Rows]]:
+        """Yield (block, rows in it) of samples `position` .. `position + count - 1`, in order."""
         while count > 0:
             epoch_number, offset = divmod(position, self.num_samples)
             epoch = self._epochs[epoch_number]

@@ -1,6 +1,6 @@
-"""Checks of values that would train a wrong model in silence; each error says where the value is and what is legal.
+"""Checks of values that would silently train a wrong model. Each error names the place of the value.
 
-`where(i)` puts the place of the i-th value into words: "sample 17" of a stream, "row 17 of day_0_dense.npy" of a file.
+`where(i)` describes the place of the i-th value, such as "sample 17" or "row 17 of day_0_dense.npy".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Where = Callable[[int], str]
 
 
 def check_ids(feature: str, rows: int, ids: Tensor, where: Where) -> None:
-    """Raises UserError for an id outside 0 .. rows - 1: TorchRec would silently read row 0 for one past the end."""
+    """Raise UserError for an id outside 0 .. rows - 1, for which TorchRec would silently read row 0."""
     if not ids.numel():
         return
     low, high = torch.aminmax(ids)
@@ -25,32 +25,32 @@ def check_ids(feature: str, rows: int, ids: Tensor, where: Where) -> None:
         return
     first = int(((ids < 0) | (ids >= rows)).nonzero()[0])
     raise UserError(
-        f"feature {feature} has id {int(ids[first])} in {where(first)}, but its table t_{feature} has {rows} rows "
-        f"(legal: 0 to {rows - 1}); raise model.num_embeddings, or ask for hashing "
+        f"feature {feature} has an id outside its table t_{feature} of {rows} rows in {where(first)}: "
+        f"got {int(ids[first])}; allowed: 0 to {rows - 1}. Fix: raise model.num_embeddings, or hash the ids "
         f"(Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
     )
 
 
 def check_labels(labels_B: Tensor, where: Where) -> None:
-    """Raises UserError for a label that is NaN or outside 0 .. 1."""
+    """Raise UserError for a label that is NaN or outside 0 .. 1."""
     bad_B = ~((labels_B >= 0) & (labels_B <= 1))  # NaN fails both
     if bool(bad_B.any()):
         first = int(bad_B.nonzero()[0])
         raise UserError(
-            f"label of {where(first)} is {float(labels_B[first])}: a label is 0, 1 or a probability between; "
-            f"mend or drop that row of the data"
+            f"wrong label in {where(first)}: got {float(labels_B[first])}; allowed: 0, 1 or a probability between. "
+            f"Fix: correct or drop that row"
         )
 
 
 def check_dense(features: Sequence[str], dense_BD: Tensor, where: Where) -> None:
-    """Raises UserError for a dense value that is NaN or infinite, which would make every weight NaN in one step."""
-    if math.isfinite(float(dense_BD.sum())):  # ten times faster than isfinite; an overflowing sum takes the next line
+    """Raise UserError for a NaN or infinite dense value, which would make all weights NaN in one step."""
+    if math.isfinite(float(dense_BD.sum())):  # ten times faster than isfinite of each value; a sum may overflow
         return
     bad = (~torch.isfinite(dense_BD)).nonzero()
     if not bad.numel():
         return
     row, column = (int(i) for i in bad[0])
     raise UserError(
-        f"dense feature {features[column]} of {where(row)} is {float(dense_BD[row, column])}: legal is "
-        f"any finite number; mend or drop that row of the data"
+        f"wrong value of dense feature {features[column]} in {where(row)}: got {float(dense_BD[row, column])}; "
+        f"allowed: finite numbers. Fix: correct or drop that row"
     )

@@ -1,4 +1,4 @@
-"""Ids of many samples as flat arrays, of which any selection is one numpy gather."""
+"""Ids of many samples as flat arrays, from which rows are selected with one numpy gather."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ids:
-    """Cells with ids: one id in each, or cell c has `values[offsets[c]:offsets[c + 1]]`.
+    """Cells of ids: without offsets one id each, else cell c has `values[offsets[c]:offsets[c + 1]]`.
 
-    A column of N rows has N cells; F columns stacked have F N cells, row i of column f being cell f N + i.
+    A column of N rows has N cells. F stacked columns have F N cells; row i of column f is cell f N + i.
     """
 
     values: npt.NDArray[Any]
@@ -24,20 +24,20 @@ class Ids:
 
     @staticmethod
     def from_lengths(values: npt.NDArray[Any], lengths: Integers) -> Ids:
-        """Cells with so many ids each."""
+        """Return cells with `lengths[c]` ids in cell c."""
         offsets = np.zeros(lengths.size + 1, dtype=np.int64)
         lengths.cumsum(out=offsets[1:])
         return Ids(values, offsets)
 
     @staticmethod
     def join(parts: Sequence[Ids]) -> Ids:
-        """The cells of all parts, one part after another."""
+        """Return the cells of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         values = np.concatenate([part.values for part in parts])
         if all(part.offsets is None for part in parts):
             return Ids(values)
-        # Ends moved on by the values of the parts before: half the passes that lengths and their sums would take.
+        # Shifting the offsets of each part takes half as many passes as summing up all lengths.
         offsets = np.zeros(1 + sum(part.num_cells for part in parts), dtype=np.int64)
         cell = value = 0
         for part in parts:
@@ -49,16 +49,16 @@ class Ids:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells."""
+        """Return the number of cells."""
         return self.values.size if self.offsets is None else self.offsets.size - 1
 
     @property
     def lengths(self) -> Integers:
-        """Ids of each cell."""
+        """Return the number of ids in each cell."""
         return np.ones(self.values.size, np.int64) if self.offsets is None else np.diff(self.offsets)
 
     def take(self, cells: Integers) -> Ids:
-        """These cells, in the order given."""
+        """Return these cells, in the given order."""
         if self.offsets is None:
             return Ids(self.values.take(cells))
         starts = self.offsets.take(cells)
@@ -71,7 +71,7 @@ class Ids:
         return Ids(self.values.take(places), taken.offsets)
 
     def take_rows(self, rows: Integers, num_rows: int) -> Ids:
-        """These rows of each of the stacked columns of `num_rows` rows: stacked columns again."""
+        """Return these rows of each stacked column of `num_rows` rows, as stacked columns."""
         if self.offsets is None:
             return Ids(self.values.reshape(-1, num_rows).take(rows, axis=1).reshape(-1))
         first_cells = np.arange(0, self.num_cells, num_rows)
@@ -79,7 +79,7 @@ class Ids:
 
     @staticmethod
     def join_columns(parts: Sequence[Ids], num_rows: Sequence[int]) -> Ids:
-        """Stacked columns from parts with the same columns, part p having `num_rows[p]` rows."""
+        """Return the stacked columns of parts with the same columns; part p has `num_rows[p]` rows."""
         first_cells = np.cumsum([0, *(part.num_cells for part in parts)])
         cells = [
             np.arange(first, first + part.num_cells).reshape(-1, rows)

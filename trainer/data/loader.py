@@ -1,7 +1,7 @@
-"""From a source to the batches of one process: its share of every step, prepared ahead by a thread.
+"""The batches of one process: its share of every step, prefetched by a thread.
 
-Samples of step k: position + k B .. position + (k + 1) B - 1 for the global batch size B; of these rank r of w
-processes reads the r-th of w equal parts. So the number of processes changes who reads a sample, never its step.
+Step k has samples position + k B .. position + (k + 1) B - 1, where B is the global batch size. Rank r of w processes
+reads the r-th of w equal parts. So the number of processes changes which rank reads a sample, but never its step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.data.base import Batch, Source
-from trainer.data.prefetch import made_ahead
+from trainer.data.prefetch import prefetch
 from trainer.errors import UserError
 
 
@@ -27,10 +27,10 @@ def train_batches(
     world_size: int,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """This rank's batches of `num_steps` steps from global sample `position` on.
+    """Yield this rank's batches of `num_steps` steps, starting at global sample `position`.
 
-    Batches are where the source makes them; those in host memory are page-locked where `device` is a GPU. Raises what
-    `source.read` raises, at the batch that it concerns. Close the iterator (or drop it) to end its thread early.
+    Batches stay on the device of the source. If `device` is a GPU, batches in host memory are pinned. An error of
+    `source.read` is raised in place of the batch. Close or drop the iterator to end its thread early.
     """
     size = _share(config.train.batch_size, world_size)
     starts = (position + (step * world_size + rank) * size for step in range(num_steps))
@@ -40,29 +40,31 @@ def train_batches(
 def eval_batches(
     source: Source, config: TrainConfig, num_samples: int, rank: int, world_size: int, device: torch.device
 ) -> Iterator[Batch]:
-    """This rank's part of samples 0 .. num_samples - 1, each of which exactly one rank gets with weight 1.
+    """Yield this rank's part of samples 0 .. num_samples - 1; exactly one rank gets each with weight 1.
 
-    All ranks get the same number of equal batches with `weights_B`; what fills the last ones repeats earlier samples
-    with weight 0.
+    All ranks get the same number of batches, of equal size. The last ones are padded with earlier samples of weight 0.
     """
     size = _share(config.eval_batch_size, world_size)
     num_steps = -(-num_samples // (size * world_size))
     starts = ((step * world_size + rank) * size for step in range(num_steps))
-    return _batches((_weighted(source, start, size, num_samples) for start in starts), config.data.prefetch, device)
+    return _batches(
+        (_read_weighted(source, start, size, num_samples) for start in starts), config.data.prefetch, device
+    )
 
 
 def eval_size(source: Source, config: TrainConfig) -> int:
-    """Samples of one evaluation; raises UserError for an endless source without a limit."""
+    """Return the samples of one evaluation; raise UserError for an endless source without a limit."""
     limit, available = config.data.eval_samples, source.samples_per_epoch
     if not limit and available is None:
         raise UserError(
-            f"data.eval_samples is 0 (all of them), but {config.data.source} has no end; set --data.eval-samples N"
+            f"data.eval_samples is wrong for {config.data.source}, which has no end: got 0; allowed: 1 or more. "
+            f"Fix: --data.eval-samples N"
         )
     return min(n for n in (limit, available) if n)
 
 
 def _batches(batches: Iterator[Batch], depth: int, device: torch.device) -> Iterator[Batch]:
-    """Ahead of time where the host makes them; a device queues its work by itself, so its batches need no thread."""
+    """Prefetch batches in host memory; a device queues its work itself, so its batches need no thread."""
     first = next(batches, None)
     if first is None or first.labels_B.device.type != "cpu":
         yield from () if first is None else chain((first,), batches)
@@ -70,13 +72,13 @@ def _batches(batches: Iterator[Batch], depth: int, device: torch.device) -> Iter
     batches = chain((first,), batches)
     if device.type == "cuda":
         batches = map(Batch.pin_memory, batches)
-        yield from made_ahead(batches, depth, begin=partial(torch.cuda.set_device, device))
+        yield from prefetch(batches, depth, on_start=partial(torch.cuda.set_device, device))
     else:
-        yield from made_ahead(batches, depth, begin=lambda: None)
+        yield from prefetch(batches, depth, on_start=lambda: None)
 
 
-def _weighted(source: Source, start: int, size: int, num_samples: int) -> Batch:
-    """Samples from `start` on, or the last ones before `num_samples` where fewer than `size` are left."""
+def _read_weighted(source: Source, start: int, size: int, num_samples: int) -> Batch:
+    """Read `size` samples from `start`, or the last ones before `num_samples` if fewer are left."""
     first = max(min(start, num_samples - size), 0)
     batch = source.read(first, size)
     index_B = torch.arange(first, first + size, device=batch.labels_B.device)
@@ -85,5 +87,5 @@ def _weighted(source: Source, start: int, size: int, num_samples: int) -> Batch:
 
 
 def _share(batch_size: int, world_size: int) -> int:
-    assert batch_size % world_size == 0, "TrainConfig.check_world_size comes first"
+    assert batch_size % world_size == 0, "TrainConfig.check_world_size was not called"
     return batch_size // world_size

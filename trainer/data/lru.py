@@ -1,4 +1,4 @@
-"""The few most recently used values of an expensive function."""
+"""A cache of the most recently used results of a function."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """Keeps the `size` last used results of `make`; unlike functools.lru_cache it lives and dies with its owner."""
+class LruCache(Generic[K, V]):
+    """The `size` last used results of `make`. Unlike functools.lru_cache it is freed with its owner."""
 
     def __init__(self, make: Callable[[K], V], size: int) -> None:
         self._make, self._size = make, size
@@ -21,7 +21,7 @@ class Recent(Generic[K, V]):
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key]
-        while len(self._values) >= self._size:  # before making the new value: memory never holds one more
+        while len(self._values) >= self._size:  # evict first, so that memory never holds one value more
             self._values.popitem(last=False)
         value = self._values[key] = self._make(key)
         return value

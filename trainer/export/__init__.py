@@ -1,1 +1,1 @@
-"""Export a trained model to one process and predict with it."""
+"""Export a trained model for a single process, and predict with it."""

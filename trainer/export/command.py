@@ -1,4 +1,4 @@
-"""The export command."""
+"""The export command: write a checkpoint as a single-process model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from trainer.exit_codes import EXIT_OK
 
 
 def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """`export --out FOLDER [--quantize none|fp16|int8] [OPTION ...]`: the newest checkpoint of the run as a plain
-    model."""
+    """Run `export --out FOLDER [--quantize none|fp16|int8] [OPTION ...]` on the run's newest checkpoint."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer export", add_help=False, exit_on_error=False, allow_abbrev=False
     )
@@ -25,7 +24,7 @@ def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     except argparse.ArgumentError as error:
         raise UserError(f"export: {error}") from None
     if found.out is None:
-        raise UserError("export: --out FOLDER is missing: where the model goes")
+        raise UserError("export: --out is missing. Fix: --out FOLDER, the folder for the model")
     config = load_config(rest, environ)
     from trainer.runtime.quiet import quiet_libraries
 
@@ -37,18 +36,15 @@ def export_main(arguments: list[str], environ: Mapping[str, str]) -> int:
     steps = store.complete_steps()
     if not steps:
         raise UserError(
-            f"run {config.train.run} has no complete checkpoint under {config.checkpoint.uri}; train it first, or name "
-            f"another --train.run"
+            f"run {config.train.run} has no complete checkpoint in {config.checkpoint.uri}. Fix: train it first, or "
+            f"choose another --train.run"
         )
     exported = from_checkpoint(store, steps[-1], found.quantize)
     save(exported, found.out)
     size = sum(f.stat().st_size for f in found.out.iterdir()) / 1024**2
+    precision = "fp32" if found.quantize == "none" else found.quantize
     sys.stdout.write(
         f"exported step {exported.step} of run {config.train.run} to {found.out} ({size:,.1f} MiB, embeddings "
-        f"{_words(found.quantize)})\n"
+        f"{precision})\n"
     )
     return EXIT_OK
-
-
-def _words(quantize: str) -> str:
-    return "fp32" if quantize == "none" else quantize

@@ -1,7 +1,6 @@
-"""A trained model on one process, without a process group: out of a checkpoint, into a folder, and back for
-predictions.
+"""A trained model for one process without a process group: read from a checkpoint, saved to a folder, loaded again.
 
-An exported folder holds `model.json` (configuration, quantisation, where it came from) and `weights.pt` (tensors only).
+The folder has `model.json` (configuration, quantization, step of the checkpoint) and `weights.pt` (tensors only).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from trainer.checkpoint import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.errors import UserError
 from trainer.model.dlrm import Dlrm
+from trainer.storage.atomic_write import write_json
 
 Quantize = Literal["none", "fp16", "int8"]
 _TYPES = {"fp16": torch.float16, "int8": torch.qint8}
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A model ready to predict."""
+    """A model that can predict."""
 
     config: TrainConfig
     quantize: Quantize
@@ -40,12 +40,12 @@ class ExportedModel:
 
     @torch.inference_mode()
     def predict(self, dense: Tensor, sparse: KeyedJaggedTensor) -> Tensor:
-        """Dense features (B, num_dense) and F sparse features -> probabilities (B)."""
+        """Return probabilities (B) from dense features (B, num_dense) and F sparse features."""
         return torch.sigmoid(self.model(dense, sparse))
 
 
 def from_checkpoint(store: CheckpointStore, step: int, quantize: Quantize = "none") -> ExportedModel:
-    """Read a complete checkpoint into a plain model, whatever processes and plan wrote it."""
+    """Read a complete checkpoint, written by any number of processes with any plan, into an unsharded model."""
     marker = store.read_marker(step)
     config = TrainConfig.model_validate(marker["config"])
     model = Dlrm(config, "fp32", torch.device("cpu")).eval()
@@ -59,14 +59,14 @@ def from_checkpoint(store: CheckpointStore, step: int, quantize: Quantize = "non
         dcp.load(targets, storage_reader=store.reader(step), no_dist=True)
     except (dcp.CheckpointException, OSError, RuntimeError) as error:
         raise UserError(f"checkpoint {store.location(step)} cannot be read: {type(error).__name__}") from error
-    return ExportedModel(config, quantize, int(marker["step"]), _quantized(model, quantize))
+    return ExportedModel(config, quantize, int(marker["step"]), _quantize(model, quantize))
 
 
 def save(exported: ExportedModel, folder: Path) -> None:
-    """Write the model; `model.json` comes last, so a folder that has it is whole."""
+    """Write the model; `model.json` is written last, so a folder that has it is complete."""
     description = folder / "model.json"
     if description.exists():
-        raise UserError(f"--out {folder} already holds a model; name another folder")
+        raise UserError(f"--out {folder} already contains a model. Fix: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(exported.model.state_dict(), folder / "weights.pt")
     fields = {
@@ -75,23 +75,21 @@ def save(exported: ExportedModel, folder: Path) -> None:
         "quantize": exported.quantize,
         "config": exported.config.model_dump(mode="json"),
     }
-    aside = folder / "model.json.part"
-    aside.write_text(json.dumps(fields, indent=1), encoding="utf-8")
-    aside.replace(description)
+    write_json(description, fields)
 
 
 def load(folder: Path) -> ExportedModel:
-    """Read a folder that `save` wrote; raises UserError for anything else."""
+    """Load a folder that `save` wrote; raise UserError for anything else."""
     try:
         fields: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         if fields["format"] != FORMAT:
-            raise UserError(f"--model {folder}: format {fields['format']}; this version reads format {FORMAT}")
+            raise UserError(f"--model {folder} has an unknown format: got {fields['format']}; allowed: {FORMAT}")
         config = TrainConfig.model_validate(fields["config"])
-        model = _quantized(Dlrm(config, "fp32", torch.device("cpu")).eval(), fields["quantize"])
+        model = _quantize(Dlrm(config, "fp32", torch.device("cpu")).eval(), fields["quantize"])
         model.load_state_dict(torch.load(folder / "weights.pt", weights_only=True))
     except FileNotFoundError as error:
         raise UserError(
-            f"--model {folder}: {Path(error.filename).name} is missing; make it with `python -m trainer export`"
+            f"--model {folder}: {Path(error.filename).name} is missing. Fix: create it with `python -m trainer export`"
         ) from None
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         if isinstance(error, UserError):
@@ -102,7 +100,8 @@ def load(folder: Path) -> ExportedModel:
     return ExportedModel(config, fields["quantize"], int(fields["step"]), model)
 
 
-def _quantized(model: Dlrm, quantize: Quantize) -> Dlrm:
+def _quantize(model: Dlrm, quantize: Quantize) -> Dlrm:
+    """Quantize the embeddings in place and return the model."""
     if quantize != "none":
         quantize_embeddings(model, dtype=_TYPES[quantize], inplace=True)
     return model

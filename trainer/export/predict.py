@@ -1,4 +1,4 @@
-"""The predict command: probabilities for the rows of Parquet files, by an exported model."""
+"""The predict command: write the probabilities of an exported model for the rows of Parquet files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_OK
+from trainer.storage.atomic_write import atomic_replace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 
 def predict_main(arguments: list[str]) -> int:
-    """`predict --model FOLDER --input PATH --output FILE [--batch-size N]`: one probability per row, in the input's
-    order."""
+    """Run `predict --model FOLDER --input PATH --output FILE [--batch-size N]`; rows keep the order of the input."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer predict", add_help=False, exit_on_error=False, allow_abbrev=False
     )
@@ -36,12 +36,12 @@ def predict_main(arguments: list[str]) -> int:
     except argparse.ArgumentError as error:
         raise UserError(f"predict: {error}") from None
     if unknown:
-        raise UserError(f"predict: unknown option {unknown[0]}; legal: --model, --input, --output, --batch-size")
+        raise UserError(f"predict: unknown option {unknown[0]}; allowed: --model, --input, --output, --batch-size")
     for name in ("model", "input", "output"):
         if getattr(options, name) is None:
-            raise UserError(f"predict: --{name} is missing; see `python -m trainer predict --help`")
+            raise UserError(f"predict: --{name} is missing. Fix: see `python -m trainer predict --help`")
     if options.batch_size < 1:
-        raise UserError(f"predict: --batch-size is {options.batch_size}; legal: 1 or more")
+        raise UserError(f"predict: wrong --batch-size: got {options.batch_size}; allowed: 1 or more")
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
@@ -53,8 +53,10 @@ def predict_main(arguments: list[str]) -> int:
 
 
 def predict(exported: ExportedModel, source: str, output: Path, batch_size: int) -> int:
-    """Write column `probability` (float32) for every row of `source`; returns the rows. A failure leaves no output
-    behind."""
+    """Write column `probability` (float32) for every row of `source` and return the number of rows.
+
+    The output appears only when it is complete.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from rich.progress import Progress
@@ -64,25 +66,24 @@ def predict(exported: ExportedModel, source: str, output: Path, batch_size: int)
     files, columns = open_files(source, "--input"), feature_columns(exported)
     total, done = sum(sum(file.group_sizes) for file in files), 0
     output.parent.mkdir(parents=True, exist_ok=True)
-    aside = output.with_name(output.name + ".part")
     schema = pa.schema([("probability", pa.float32())])
-    try:
-        with pq.ParquetWriter(aside, schema) as writer, Progress(transient=True) as bar:
-            task = bar.add_task("predicting", total=total)
-            for file, group, table in _groups(files, columns):
-                for features in _batches(exported, columns, table, file, group, batch_size):
-                    probability = exported.predict(features.dense, features.sparse)
-                    writer.write_table(pa.table({"probability": probability.numpy()}, schema=schema))
-                    done += features.dense.shape[0]
-                    bar.update(task, completed=done)
-        aside.replace(output)
-    finally:
-        aside.unlink(missing_ok=True)
+    with (
+        atomic_replace(output) as part,
+        pq.ParquetWriter(part, schema) as writer,
+        Progress(transient=True) as bar,
+    ):
+        task = bar.add_task("predicting", total=total)
+        for file, first_row, table in _groups(files, columns):
+            for features in _batches(exported, columns, table, file, first_row, batch_size):
+                probability = exported.predict(features.dense, features.sparse)
+                writer.write_table(pa.table({"probability": probability.numpy()}, schema=schema))
+                done += features.dense.shape[0]
+                bar.update(task, completed=done)
     return done
 
 
 def feature_columns(exported: ExportedModel) -> ParquetConfig:
-    """The columns of the training data where that was Parquet; else the features' own names (dense_0 .., cat_0 ..)."""
+    """Return the columns of Parquet training data, else the names of the features (dense_0 .., cat_0 ..)."""
     from trainer.config import ParquetConfig
 
     data = exported.config.data
@@ -93,20 +94,21 @@ def feature_columns(exported: ExportedModel) -> ParquetConfig:
 
 @dataclass(frozen=True)
 class _Features:
-    """`dense` (B, num_dense) float32 and the F sparse features of B rows."""
+    """The features of B rows: `dense` (B, num_dense) float32 and F sparse features."""
 
     dense: Tensor
     sparse: KeyedJaggedTensor
 
 
 def _groups(files: list[ParquetFile], columns: ParquetConfig) -> Iterator[tuple[ParquetFile, int, pa.Table]]:
+    """Yield (file, first row, table) of every row group; raise UserError if a file lacks a column."""
     names = list(dict.fromkeys([*(c.column for c in columns.dense), *(c.column for c in columns.sparse)]))
     for file in files:
         missing = [name for name in names if name not in file.schema.names]
         if missing:
             raise UserError(
-                f"--input {file.path} lacks column {missing[0]}, which the model reads; its columns: "
-                f"{', '.join(file.schema.names)}"
+                f"--input {file.path} lacks a column of the model: got {', '.join(file.schema.names)}; "
+                f"needed: {missing[0]}"
             )
     for file in files:
         first = 0
@@ -119,7 +121,7 @@ def _groups(files: list[ParquetFile], columns: ParquetConfig) -> Iterator[tuple[
 def _batches(
     exported: ExportedModel, columns: ParquetConfig, table: pa.Table, file: ParquetFile, first: int, batch_size: int
 ) -> Iterator[_Features]:
-    """The rows of one row group, `batch_size` at a time; errors name the row of the file."""
+    """Yield the rows of a row group, `batch_size` at a time; errors name the row of the file."""
     import numpy as np
     import torch
 

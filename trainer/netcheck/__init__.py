@@ -1,1 +1,1 @@
-"""Measure the collectives between the processes of a job."""
+"""Measure the bandwidth between the processes of a job."""

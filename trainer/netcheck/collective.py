@@ -1,4 +1,4 @@
-"""One collective, timed and its numbers checked, on the devices and the backend of the job."""
+"""Time one collective and check its result, on the devices and the backend of the job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from trainer.runtime.process_group import Runtime
 
 _WARMUP = 3
-_PERIOD = 97  # a prime: the pattern of numbers does not line up with the parts of any power of two
+_PERIOD = 97  # a prime, so that the pattern does not align with parts of a power of two
 _MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The same in every process: `seconds` of one operation are those of the slowest process."""
+    """One measured collective, equal in every process. `seconds` is the time of the slowest process."""
 
     operation: str
     size_mib: int
@@ -33,14 +33,14 @@ class Measurement:
     wrong: str | None
 
     def fields(self) -> dict[str, Any]:
-        """As a program reads it."""
+        """Return the fields of the result event."""
         return asdict(self)
 
 
 def measure(operation: str, size_mib: int, iterations: int, runtime: Runtime) -> Measurement:
-    """Collective: `iterations` operations on a buffer of `size_mib` per process, after warming up and a check."""
+    """Check, warm up and time an operation on `size_mib` per process. Collective."""
     count = max(size_mib * _MIB // 4 // runtime.world_size, 1) * runtime.world_size  # float32 in equal parts
-    right = _check(operation, count, runtime)
+    correct = _check(operation, count, runtime)
     run = _operation(operation, torch.zeros(count, device=runtime.device))
     for _ in range(_WARMUP):
         run()
@@ -50,7 +50,7 @@ def measure(operation: str, size_mib: int, iterations: int, runtime: Runtime) ->
     for _ in range(iterations):
         run()
     _finish(runtime)
-    mine = ((time.perf_counter() - began) / iterations, right, socket.gethostname())
+    mine = ((time.perf_counter() - began) / iterations, correct, socket.gethostname())
     everyone: list[Any] = [None] * runtime.world_size
     dist.all_gather_object(everyone, mine)
     slowest = max(range(runtime.world_size), key=lambda rank: everyone[rank][0])
@@ -63,11 +63,12 @@ def measure(operation: str, size_mib: int, iterations: int, runtime: Runtime) ->
 
 
 def bus_factor(operation: str, processes: int) -> float:
-    """Bus over algorithm bandwidth (see trainer.netcheck.command)."""
+    """Return the ratio of bus to algorithm bandwidth (see trainer.netcheck.command)."""
     return (2 if operation == "all_reduce" else 1) * (processes - 1) / processes
 
 
 def _operation(operation: str, buffer: Tensor) -> Callable[[], object]:
+    """Return a function that runs the operation once on the buffer."""
     if operation == "all_reduce":
         return lambda: dist.all_reduce(buffer)
     received = torch.empty_like(buffer)
@@ -75,7 +76,7 @@ def _operation(operation: str, buffer: Tensor) -> Callable[[], object]:
 
 
 def _check(operation: str, count: int, runtime: Runtime) -> bool:
-    """Whether the operation gives this process the right numbers; all are whole and small, so exact in float32."""
+    """Return whether this process receives the correct numbers: small integers, so exact in float32. Collective."""
     rank, world = runtime.rank, runtime.world_size
     pattern = torch.arange(count, device=runtime.device) % _PERIOD
     if operation == "all_reduce":
@@ -85,13 +86,15 @@ def _check(operation: str, count: int, runtime: Runtime) -> bool:
     part = count // world
     position = pattern[:part]
     parts = torch.arange(world, device=runtime.device)[:, None]
-    sent = (position + _PERIOD * (rank * world + parts)).float().view(-1)  # who sends what to whom
+    sent = (
+        (position + _PERIOD * (rank * world + parts)).float().view(-1)
+    )  # differs for each sender, receiver and position
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
     return torch.equal(received, (position + _PERIOD * (parts * world + rank)).float().view(-1))
 
 
 def _finish(runtime: Runtime) -> None:
-    """Wait for the device: its operations are only queued."""
+    """Wait for the operations that are queued on the device."""
     if runtime.device.type == "cuda":
         torch.cuda.synchronize(runtime.device)

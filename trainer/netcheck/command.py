@@ -1,12 +1,12 @@
-"""The netcheck command: does the fabric between the job's processes carry what was paid for, and is it the fabric.
+"""The netcheck command: measure the network between the job's processes and check which fabric NCCL uses.
 
-Bandwidths as nccl-tests defines them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), S being the bytes of one
-process's buffer, n the processes, t the seconds of one operation, 1 GB = 10^9 bytes:
+Bandwidths are defined as in nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). S is the bytes of one
+process's buffer, n the number of processes, t the seconds of one operation, 1 GB = 10^9 bytes:
 
     all_to_all   algorithm S / t    bus S / t * (n - 1) / n
     all_reduce   algorithm S / t    bus S / t * 2 (n - 1) / n
 
-The bus bandwidth does not depend on n, so it can be held against the hardware's; it is what --min-gb-per-s means.
+The bus bandwidth does not depend on n, so it can be compared with the hardware's. --min-gb-per-s refers to it.
 """
 
 from __future__ import annotations
@@ -31,62 +31,73 @@ if TYPE_CHECKING:
 
     from trainer.runtime.process_group import Runtime
 
-#: Room for the longest name of a host, 63 letters, beside the numbers.
+#: Wide enough for the numbers and the longest host name, 63 characters.
 _LOG_COLUMNS = 160
-_DEFAULT_SIZES = {"cuda": (1, 16, 128, 512), "cpu": (1, 4, 16)}  # the largest is where a fabric is near its peak
-_GRACE_SECONDS = 60  # by which torch's own time limit is longer than ours, which ends with one line
+_DEFAULT_SIZES = {"cuda": (1, 16, 128, 512), "cpu": (1, 4, 16)}  # MiB; at the largest a fabric is near its peak
+_GRACE_SECONDS = 60  # torch's timeout is longer than ours, because ours ends with a one-line error
 
 
 def parser() -> CommandParser:
-    """The command's parser, which its help is made of."""
+    """Return the parser of the command's options."""
     flags = CommandParser(
         "netcheck",
-        "Times all_to_all and all_reduce between the processes of a job (torchrun, or trainer launch netcheck), checks "
-        "their numbers, and exits with 1 where the network is too slow or not the expected one.",
+        "Time all_to_all and all_reduce between the processes of a job (torchrun, or trainer launch netcheck). Check "
+        "their results. Exit with 1 if the network is too slow or not the expected one.",
     )
     add = flags.add_argument
-    add("--min-gb-per-s", type=number_above(0), default=None, metavar="X", help="least bus bandwidth per process (10^9 "
-        "bytes/s) at the largest size, for both operations")  # fmt: skip
-    add("--expect-log", default=None, metavar="TEXT", help="text that NCCL's log must hold in every process, for "
-        "example 'NET/OFI Selected provider is efa' or 'NET/IB'")  # fmt: skip
+    add("--min-gb-per-s", type=number_above(0), default=None, metavar="X", help="least bus bandwidth per process "
+        "(10^9 bytes/s) at the largest size, for both operations")  # fmt: skip
+    add("--expect-log", default=None, metavar="TEXT", help="text that NCCL's log must contain in every "
+        "process, such as 'NET/OFI Selected provider is efa' or 'NET/IB'")  # fmt: skip
     add("--sizes-mib", type=integers_from(1), default=None, metavar="N,N", help="MiB of a process's buffer; default "
-        f"{_words(_DEFAULT_SIZES['cuda'])} on GPUs, {_words(_DEFAULT_SIZES['cpu'])} on CPUs")  # fmt: skip
+        f"{_join(_DEFAULT_SIZES['cuda'])} on GPUs, {_join(_DEFAULT_SIZES['cpu'])} on CPUs")  # fmt: skip
     add("--iterations", type=integer_from(1), default=20, metavar="N", help="timed operations per size")
-    add("--timeout-s", type=integer_from(1), default=300, metavar="N", help="a check that takes longer has failed")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: one GPU per process where there are")
+    add(
+        "--timeout-s",
+        type=integer_from(1),
+        default=300,
+        metavar="N",
+        help="longest time of the check; a slower one fails",
+    )
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: one GPU per process if there are enough, else CPU",
+    )
     add("--progress", choices=KINDS, default="auto", help="auto: a bar and a table on a terminal, else JSON lines")
     return flags
 
 
 def netcheck_main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """`netcheck [...]` in every process of a job; 0 where the network passes, 1 where it does not."""
+    """Run `netcheck [...]` in every process of a job; return EXIT_OK or EXIT_FAILED."""
     is_main = environ.get("RANK", "0") == "0"
     try:
         options = parser().read(arguments)
     except UserError as error:
-        error.reported = not is_main  # every process sees the same mistake; one says it
+        error.reported = not is_main  # every process finds the same mistake; only rank 0 prints it
         raise
     with tempfile.TemporaryDirectory(prefix="netcheck-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "nccl.log"
         if options.expect_log:
-            # Read by NCCL when its first communicator is made; a file of each process, so that logs do not mix.
+            # NCCL reads these when it creates its first communicator. Each process has its own file.
             os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(log)}
-        return _in_time(options, is_main, log)
+        return _check_with_timeout(options, is_main, log)
 
 
-def _in_time(options: argparse.Namespace, is_main: bool, log: Path) -> int:
-    """Check, and end this process where that takes too long: a hanging collective cannot be interrupted."""
+def _check_with_timeout(options: argparse.Namespace, is_main: bool, log: Path) -> int:
+    """Run the check, and exit after the timeout because a hanging collective cannot be interrupted."""
     doing = ["starting the process group"]
 
-    def too_late() -> None:
+    def time_out() -> None:
         if is_main:
-            _say(
+            _print_error(
                 f"netcheck did not finish within --timeout-s {options.timeout_s}, while {doing[-1]}: a process is "
                 f"missing, or the network between the hosts is blocked (security group, firewall) or far too slow"
             )
         os._exit(EXIT_FAILED)
 
-    timer = threading.Timer(options.timeout_s, too_late)
+    timer = threading.Timer(options.timeout_s, time_out)
     timer.daemon = True
     timer.start()
     try:
@@ -96,6 +107,7 @@ def _in_time(options: argparse.Namespace, is_main: bool, log: Path) -> int:
 
 
 def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
+    """Start the process group, measure, print the result and return the exit code. Collective."""
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
@@ -107,27 +119,27 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
     config = TrainLoopConfig(device=options.device, timeout_seconds=options.timeout_s + _GRACE_SECONDS)
     try:
         with init_runtime(config, dict(os.environ)) as runtime:
-            failures, result = _judge(options, runtime, doing, log)
+            failures, result = _measure_all(options, runtime, doing, log)
             if runtime.is_main:
-                _show(result, failures)
+                _print_result(result, failures)
     except (dist.DistError, RuntimeError) as error:
         if os.environ.get("RANK", "0") == "0":
-            _say(f"netcheck lost the other processes while {doing[-1]}: {' '.join(str(error).split())[:300]}")
+            _print_error(f"netcheck lost the other processes while {doing[-1]}: {' '.join(str(error).split())[:300]}")
         sys.stdout.flush()
-        os._exit(EXIT_FAILED)  # an orderly exit would wait for processes that have gone
+        os._exit(EXIT_FAILED)  # an orderly exit would wait for processes that have exited
     return EXIT_FAILED if failures else EXIT_OK
 
 
-def _judge(
+def _measure_all(
     options: argparse.Namespace, runtime: Runtime, doing: list[str], log: Path
 ) -> tuple[list[str], dict[str, Any]]:
-    """Collective: what is wrong, the same in every process, and the measurements."""
+    """Return the failures, equal in every process, and the measurements. Collective."""
     backend = "nccl" if runtime.device.type == "cuda" else "gloo"
     result: dict[str, Any] = {"backend": backend, "processes": runtime.world_size, "measured": []}
     if options.expect_log and backend == "gloo":
-        return [f"backend is gloo, the fabric that --expect-log {options.expect_log!r} means was not used"], result
+        return [f"the fabric of --expect-log {options.expect_log!r} was not used: got backend gloo"], result
     if runtime.world_size == 1:
-        result["note"] = "one process: there is no peer to measure; start several with torchrun or trainer launch"
+        result["note"] = "one process has no peer to measure. Fix: start several with torchrun or trainer launch"
         return [], result
     from trainer.netcheck.collective import Measurement, measure
 
@@ -145,14 +157,15 @@ def _judge(
     for item in found:
         if options.min_gb_per_s and item.size_mib == sizes[-1] and item.bus_gb_per_s < options.min_gb_per_s:
             failures.append(
-                f"{item.operation} of {item.size_mib} MiB reached {item.bus_gb_per_s:.3g} GB/s per process, below "
-                f"--min-gb-per-s {options.min_gb_per_s:g}; slowest: rank {item.slowest_rank} on {item.slowest_host}"
+                f"{item.operation} of {item.size_mib} MiB is too slow: got {item.bus_gb_per_s:.3g} GB/s per process; "
+                f"allowed: --min-gb-per-s {options.min_gb_per_s:g} or more; slowest: rank {item.slowest_rank} on "
+                f"{item.slowest_host}"
             )
     return failures + _missing_log(options.expect_log, runtime, log), result
 
 
 def _missing_log(expected: str | None, runtime: Runtime, log: Path) -> list[str]:
-    """Collective: where NCCL's log lacks the expected text, and which network it speaks of instead."""
+    """Return a failure if NCCL's log lacks the expected text, with the network that it names instead. Collective."""
     if not expected:
         return []
     import torch.distributed as dist
@@ -166,29 +179,30 @@ def _missing_log(expected: str | None, runtime: Runtime, log: Path) -> list[str]
     if not lacking:
         return []
     rank, host, seen = lacking[0]
-    instead = f"it says {seen[0]!r}" if seen else "it names no network"
+    instead = f"got {seen[0]!r}" if seen else "got no network"
     return [
-        f"NCCL's log lacks --expect-log {expected!r} in {len(lacking)} of {runtime.world_size} processes, first rank "
-        f"{rank} on {host}: {instead}"
+        f"NCCL's log does not contain --expect-log {expected!r} in {len(lacking)} of {runtime.world_size} processes, "
+        f"first rank {rank} on {host}: {instead}"
     ]
 
 
-def _show(result: dict[str, Any], failures: list[str]) -> None:
-    """Rank 0: the table, one JSON line, and one line per failure on standard error."""
+def _print_result(result: dict[str, Any], failures: list[str]) -> None:
+    """Print the table and one JSON line, and the failures on standard error."""
     if result["measured"]:
         from rich.console import Console
 
-        # A log has no width: at the 80 columns that are assumed otherwise, the names of pods are cut off.
+        # rich assumes 80 columns for a log, which would cut off the names of pods.
         Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS).print(_table(result))
     if "note" in result:
         sys.stdout.write(result["note"] + "\n")
     sys.stdout.write(json.dumps({"event": "result", "ok": not failures} | result | {"failures": failures}) + "\n")
     sys.stdout.flush()
     if failures:
-        _say("; ".join(failures))
+        _print_error("; ".join(failures))
 
 
 def _table(result: dict[str, Any]) -> Any:
+    """Return the measurements as a rich table."""
     from rich.table import Table
 
     table = Table(title=f"{result['processes']} processes, {result['backend']}, numbers checked")
@@ -206,10 +220,10 @@ def _table(result: dict[str, Any]) -> Any:
     return table
 
 
-def _words(sizes: Sequence[int]) -> str:
+def _join(sizes: Sequence[int]) -> str:
     return ",".join(map(str, sizes))
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     sys.stderr.write(f"error: {message}\n")
     sys.stderr.flush()

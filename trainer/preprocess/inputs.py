@@ -13,7 +13,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.preprocess.options import Options
 from trainer.preprocess.parse import Text
-from trainer.storage.remote_errors import explained, open_store
+from trainer.storage.remote_errors import open_store, store_error
 
 CHUNK_BYTES = 4 << 20
 _TAIL_BYTES = 4_096  # usually contains the last newline: a line of Criteo has at most 400 characters
@@ -50,7 +50,7 @@ def find_inputs(options: Options) -> list[Input]:
         folder = filesystem.isdir(path)
         entries = filesystem.ls(path, detail=True) if folder else [filesystem.info(path)]
     except Exception as error:  # each store has its own exceptions
-        raise explained(error, options.input, "--input") from error
+        raise store_error(error, options.input, "--input") from error
     files = {e["name"].rstrip("/").rpartition("/")[2]: e for e in entries if e["type"] != "directory"}
     days = {int(m[1]): name for name in sorted(files) if (m := _DAY.fullmatch(name))}
     single = [name for name in sorted(files) if _SINGLE.fullmatch(name) or (not folder and not days)]
@@ -138,4 +138,4 @@ def _open(source: Input) -> Iterator[tuple[Any, Any]]:
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{source.uri} is not a complete gzip file ({error}). Fix: copy it again") from error
     except Exception as error:  # each store has its own exceptions
-        raise explained(error, source.uri, "--input") from error
+        raise store_error(error, source.uri, "--input") from error

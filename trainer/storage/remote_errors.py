@@ -1,4 +1,4 @@
-"""What the file systems behind fsspec raise, told as one line that a person can act on."""
+"""Turn errors of object stores and disks into one line that the user can act on."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ _NOT_WRITABLE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EE
 
 
 def open_store(uri: str, option: str) -> tuple[Any, str]:
-    """The fsspec file system of a path or URI and the path in it; raises UserError for a scheme that is none."""
+    """Return the fsspec file system of a path or URI, and the path in it; raise UserError if it cannot be opened."""
     import fsspec.core
 
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)  # type: ignore[no-untyped-call]
-    except Exception as error:  # each store has its own exceptions for an address it cannot read
-        raise explained(error, uri, option) from error
+    except Exception as error:  # each store has its own exceptions for a bad address
+        raise store_error(error, uri, option) from error
     return filesystem, path
 
 
-def explained(error: BaseException, uri: str, option: str) -> UserError:
-    """A UserError for what a store raised about `uri`, which the option gave."""
+def store_error(error: BaseException, uri: str, option: str) -> UserError:
+    """Return a UserError for what a store raised about `uri`, the value of an option."""
     if isinstance(error, UserError):
         return error
     kinds = {kind.__name__ for item in _chain(error) for kind in type(item).__mro__}
     words = " ".join(str(error).split())[:300]
     if kinds & set(_NO_CREDENTIALS) or "anonymous caller" in words.lower():
         return UserError(
-            f"{option} is {uri}: no credentials for this store were found ({words}); on a cluster the pod's service "
-            f"account must have access, elsewhere log in with the cloud's command line"
+            f"{option} {uri}: found no credentials for this store ({words}). Fix: on a cluster give the pod's service "
+            f"account access, elsewhere log in with the cloud's command line"
         )
     if isinstance(error, PermissionError) or "Forbidden" in kinds:
-        return UserError(f"{option} is {uri}: access is denied ({words}); give this identity the right to read it")
+        return UserError(f"{option} {uri}: access is denied ({words}). Fix: give this identity permission to read it")
     if isinstance(error, FileNotFoundError):
-        return UserError(f"{option} is {uri}: there is no such bucket, folder or file ({words})")
+        return UserError(f"{option} {uri}: no such bucket, folder or file ({words})")
     if isinstance(error, ImportError | ValueError):
-        return UserError(f"{option} is {uri}, which cannot be opened: {words}")
-    return UserError(f"{option} is {uri}, which cannot be read: {type(error).__name__}: {words}")
+        return UserError(f"{option} {uri} cannot be opened: {words}")
+    return UserError(f"{option} {uri} cannot be read: {type(error).__name__}: {words}")
 
 
-def disk_error(error: OSError, where: object, option: str) -> UserError | None:
-    """A UserError for a target that cannot be written (full, read-only, not ours), else None."""
+def disk_error(error: OSError, target: object, option: str) -> UserError | None:
+    """Return a UserError if the target is full, read-only or not writable by this user, else None."""
     if error.errno in _FULL:
         return UserError(
-            f"{option} is {where}: {_FULL[error.errno]}; free some space or name another folder, and run the same "
-            f"command again: what is finished stays"
+            f"{option} {target}: {_FULL[error.errno]}. Fix: free some space or choose another folder, and run the same "
+            f"command again; finished files are kept"
         )
-    path, asked = str(error.filename or ""), str(where)
-    there = path and (path.startswith(asked) or asked.startswith(path))  # and not in the source
-    if there and error.errno in _NOT_WRITABLE:
-        return UserError(f"{option} is {where}: it cannot be written ({error.strerror}); name a folder that can")
+    path, folder = str(error.filename or ""), str(target)
+    is_target = path and (path.startswith(folder) or folder.startswith(path))  # not the source
+    if is_target and error.errno in _NOT_WRITABLE:
+        return UserError(f"{option} {target} is not writable ({error.strerror}). Fix: choose another folder")
     return None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether another try may succeed: the network's and the store's passing faults."""
+    """Return whether a retry may succeed, as after an error of the network."""
     for item in _chain(error):
         if isinstance(item, FileNotFoundError | PermissionError | UserError | ImportError):
             return False
@@ -85,7 +85,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and what it was raised from."""
+    """Return the error and its causes."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -1,4 +1,4 @@
-"""Small data sets whose every sample is recognisable, and batches as plain Python values to compare."""
+"""Small data sets with recognizable samples, and batches as plain Python values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def source_of(config: TrainConfig, split: Split = "train") -> Source:
 
 
 def samples_of(batch: Batch) -> list[Sample]:
-    """Each sample as (dense values, ids of each feature, label)."""
+    """Return each sample as (dense values, ids of each feature, label)."""
     ids = []
-    for feature in batch.sparse.keys():  # noqa: SIM118 - a KeyedJaggedTensor is no dict
+    for feature in batch.sparse.keys():  # noqa: SIM118 - a KeyedJaggedTensor is not a dict
         jagged = batch.sparse[feature]
         ids.append([tuple(part.tolist()) for part in torch.split(jagged.values(), jagged.lengths().tolist())])
     dense = [tuple(row) for row in batch.dense_BD.tolist()]
@@ -38,12 +38,12 @@ def samples_of(batch: Batch) -> list[Sample]:
 
 
 def serials(source: Source, position: int, count: int) -> list[int]:
-    """The first dense value of each sample, in which the files below keep the number of their row."""
+    """Return the first dense value of each sample, which is the number of its row in the files below."""
     return [int(value) for value in source.read(position, count).dense_BD[:, 0].tolist()]
 
 
 def write_criteo(folder: Path, rows_per_day: Sequence[int], num_embeddings: int = 1_000) -> None:
-    """Days 0, 1, ..; dense column 0 numbers the rows of all days."""
+    """Write days 0, 1, ..; dense column 0 numbers the rows of all days."""
     draw, first = np.random.default_rng(0), 0
     folder.mkdir(parents=True, exist_ok=True)
     for day, rows in enumerate(rows_per_day):
@@ -77,20 +77,20 @@ def parquet_data(path: Path | str, eval_path: Path | str | None = None, **column
 
 
 def table_of(rows: int, first: int = 0, **more: Any) -> dict[str, Any]:
-    """Columns label, serial (numbers the rows from `first`) and user."""
+    """Return columns label, serial (numbers the rows from `first`) and user."""
     draw = np.random.default_rng(first)
     serial = np.arange(first, first + rows)
     return {"label": serial % 2, "serial": serial, "user": draw.integers(0, 1_000, rows), **more}
 
 
 def lists_of(rows: int, first: int = 0) -> pa.Array[Any]:
-    """0 to 3 ids per row."""
+    """Return a column with 0 to 3 ids per row."""
     draw = np.random.default_rng(first)
     return pa.array([draw.integers(0, 1_000, int(n)).tolist() for n in draw.integers(0, 4, rows)], pa.list_(pa.int64()))
 
 
 class Countdown:
-    """A source of a user's own: sample k has dense value -k; options.features ids per feature."""
+    """A source of a user: sample k has dense value -k and one id per feature."""
 
     samples_per_epoch: int | None = None
 
@@ -145,7 +145,7 @@ SOURCES: dict[str, Callable[[Path], TrainConfig]] = {
     "criteo": _criteo,
     "parquet": _parquet,
     "parquet with lists": _lists,
-    "a class of the user's": _custom,
+    "a class of the user": _custom,
 }
-FINITE = ("criteo", "parquet", "parquet with lists")  # each with train samples 0 .. 89 and eval samples 90 .. 109
+FINITE = ("criteo", "parquet", "parquet with lists")  # each has train samples 0 .. 89 and eval samples 90 .. 109
 NUM_TRAIN, NUM_EVAL = 90, 20

@@ -1,4 +1,4 @@
-"""Criteo npy files: what may be in them, and what a person is told when something else is."""
+"""Criteo npy files: the contents that can be read, and errors that name the file and the row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainer.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Days 0 and 1 with 40 and 25 rows, ids below 1,000."""
+    """Write days 0 and 1 with 40 and 25 rows, ids below 1,000."""
     write_criteo(tmp_path, [40, 25])
     return tmp_path
 
 
 def message(folder: Path, split: Split = "train", **data: Any) -> str:
-    """What the user is told when everything is read."""
+    """Return the error of a read of all rows."""
     config = config_of(criteo_data(folder, [0], [1]) | data)
     with pytest.raises(UserError) as caught:
         source_of(config, split).read(0, 100)
@@ -42,7 +42,7 @@ def test_a_row_keeps_its_dense_values_its_ids_and_its_label(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint32, np.int64, np.uint64])
-def test_ids_of_any_integer_type_are_read_alike(folder: Path, kind: type[Any]) -> None:
+def test_ids_of_any_integer_type_give_the_same_batches(folder: Path, kind: type[Any]) -> None:
     change(folder / "day_0_sparse.npy", lambda ids: ids % 100)
     config = config_of(criteo_data(folder, [0], [1]))
     expected = samples_of(source_of(config).read(0, 40))
@@ -51,21 +51,21 @@ def test_ids_of_any_integer_type_are_read_alike(folder: Path, kind: type[Any]) -
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.int64, np.float32, np.float64])
-def test_labels_of_any_number_type_are_read_alike(folder: Path, kind: type[Any]) -> None:
+def test_labels_of_any_number_type_give_the_same_batches(folder: Path, kind: type[Any]) -> None:
     config = config_of(criteo_data(folder, [0], [1]))
     expected = source_of(config).read(0, 40).labels_B
     change(folder / "day_0_labels.npy", lambda labels: labels.astype(kind))
     assert torch.equal(source_of(config).read(0, 40).labels_B, expected)
 
 
-def test_labels_in_a_column_are_read_as_torchrec_writes_them(folder: Path) -> None:
+def test_labels_in_a_column_are_read_because_torchrec_writes_them_so(folder: Path) -> None:
     config = config_of(criteo_data(folder, [0], [1]))
     expected = source_of(config).read(0, 40).labels_B
     change(folder / "day_0_labels.npy", lambda labels: labels[:, None])
     assert torch.equal(source_of(config).read(0, 40).labels_B, expected)
 
 
-def test_a_day_without_rows_is_no_obstacle_beside_one_with_some(folder: Path) -> None:
+def test_an_empty_day_next_to_others_is_allowed(folder: Path) -> None:
     write_criteo(folder, [0, 12])
     assert sorted(serials(source_of(config_of(criteo_data(folder, [0, 1], []))), 0, 12)) == list(range(12))
 
@@ -85,31 +85,31 @@ def test_an_id_outside_its_table_names_feature_row_and_value(folder: Path, bad: 
         folder / "day_0_sparse.npy", lambda ids: np.where(np.arange(40 * 26).reshape(40, 26) == 21 * 26 + 4, bad, ids)
     )
     assert message(folder) == (
-        f"feature cat_4 has id {bad} in row 21 of {folder}/day_0_sparse.npy, but its table t_cat_4 has 1000 rows "
-        f"(legal: 0 to 999); raise model.num_embeddings, or ask for hashing "
+        f"feature cat_4 has an id outside its table t_cat_4 of 1000 rows in row 21 of {folder}/day_0_sparse.npy: "
+        f"got {bad}; allowed: 0 to 999. Fix: raise model.num_embeddings, or hash the ids "
         f"(Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
     )
 
 
 def test_each_table_has_its_own_limit(folder: Path) -> None:
     config = config_of(criteo_data(folder, [0], [1]), num_embeddings=[1_000] * 25 + [500])
-    with pytest.raises(UserError, match=r"feature cat_25 has id \d+ .* t_cat_25 has 500 rows"):
+    with pytest.raises(UserError, match=r"feature cat_25 has an id outside its table t_cat_25 of 500 rows"):
         source_of(config).read(0, 40)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_dense_value_that_is_no_number_names_its_row(folder: Path, bad: float) -> None:
+def test_a_dense_value_that_is_not_finite_names_its_row(folder: Path, bad: float) -> None:
     change(
         folder / "day_0_dense.npy",
         lambda dense: np.where(np.arange(40 * 13).reshape(40, 13) == 33 * 13 + 6, bad, dense),
     )
     assert message(folder) == (
-        f"dense feature dense_6 of row 33 of {folder}/day_0_dense.npy is {bad}: legal is any finite number; "
-        f"mend or drop that row of the data"
+        f"wrong value of dense feature dense_6 in row 33 of {folder}/day_0_dense.npy: got {bad}; "
+        f"allowed: finite numbers. Fix: correct or drop that row"
     )
 
 
-def test_dense_values_whose_sum_overflows_are_legal(folder: Path) -> None:
+def test_dense_values_whose_sum_overflows_are_allowed(folder: Path) -> None:
     change(folder / "day_0_dense.npy", lambda dense: np.full_like(dense, 3e38))
     assert source_of(config_of(criteo_data(folder, [0], [1]))).read(0, 40).dense_BD.min() > 2e38
 
@@ -118,47 +118,49 @@ def test_dense_values_whose_sum_overflows_are_legal(folder: Path) -> None:
 def test_a_label_outside_0_to_1_names_its_row(folder: Path, bad: float) -> None:
     change(folder / "day_0_labels.npy", lambda labels: np.where(np.arange(40) == 17, bad, labels))
     assert message(folder) == (
-        f"label of row 17 of {folder}/day_0_labels.npy is {bad}: a label is 0, 1 or a probability between; "
-        f"mend or drop that row of the data"
+        f"wrong label in row 17 of {folder}/day_0_labels.npy: got {bad}; allowed: 0, 1 or a probability between. "
+        f"Fix: correct or drop that row"
     )
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert message(tmp_path / "absent") == (
-        f"data.path is {tmp_path}/absent: no such folder on this machine; it holds day_N_{{dense,sparse,labels}}.npy"
+        f"data.path {tmp_path}/absent: no such folder on this machine; allowed: a folder with "
+        f"day_N_{{dense,sparse,labels}}.npy"
     )
 
 
 @pytest.mark.parametrize("part", ["dense", "sparse", "labels"])
-def test_a_missing_file_is_named_with_its_day_and_the_days_that_are_there(folder: Path, part: str) -> None:
+def test_a_missing_file_is_named_with_its_day_and_the_existing_days(folder: Path, part: str) -> None:
     (folder / f"day_0_{part}.npy").unlink()
     assert message(folder) == (
-        f"{folder}/day_0_{part}.npy is missing: data.criteo.train_days names day 0; days with such a file: [1]; "
-        f"set --data.criteo.train-days '[1]'"
+        f"{folder}/day_0_{part}.npy is missing: data.criteo.train_days names day 0; "
+        f"allowed: [1], the days with such a file. Fix: --data.criteo.train-days '[1]'"
     )
 
 
 def test_a_missing_day_of_the_evaluation_names_its_option(folder: Path) -> None:
     data = criteo_data(folder, [0], [23])
-    with pytest.raises(UserError, match=re.escape("data.criteo.eval_days names day 23; days with such a file: [0, 1]")):
+    with pytest.raises(UserError, match=re.escape("data.criteo.eval_days names day 23; allowed: [0, 1]")):
         source_of(config_of(data), "eval")
 
 
 def test_an_empty_list_of_days_is_refused(folder: Path) -> None:
     data = criteo_data(folder, [0], [])
-    with pytest.raises(UserError, match=re.escape("data.criteo.eval_days is empty: name at least one day")):
+    with pytest.raises(UserError, match=re.escape("data.criteo.eval_days is empty; allowed: one or more days")):
         source_of(config_of(data), "eval")
 
 
 def test_days_without_any_row_are_refused(tmp_path: Path) -> None:
     write_criteo(tmp_path, [0])
     assert (
-        message(tmp_path) == f"{tmp_path} has no rows in days [0] of data.criteo.train_days: name a day that has some"
+        message(tmp_path)
+        == f"data.criteo.train_days names only days without rows in {tmp_path}: got [0]. Fix: add a day with rows"
     )
 
 
 @pytest.mark.parametrize(
-    ("part", "edit", "shape", "legal"),
+    ("part", "edit", "shape", "allowed"),
     [
         ("dense", lambda a: a[:, :12], "(40, 12)", "(40, 13)"),
         ("dense", lambda a: a[:39], "(39, 13)", "(40, 13)"),
@@ -167,24 +169,27 @@ def test_days_without_any_row_are_refused(tmp_path: Path) -> None:
         ("labels", lambda a: np.stack([a, a], 1), "(40, 2)", "(40,)"),
     ],
 )
-def test_a_wrong_shape_names_file_and_legal_shape(
-    folder: Path, part: str, edit: Callable[[Any], Any], shape: str, legal: str
+def test_a_wrong_shape_is_reported_with_the_allowed_shape(
+    folder: Path, part: str, edit: Callable[[Any], Any], shape: str, allowed: str
 ) -> None:
     change(folder / f"day_0_{part}.npy", edit)
     assert message(folder) == (
-        f"{folder}/day_0_{part}.npy has shape {shape}; legal is {legal}, with the 40 rows of day_0_sparse.npy"
+        f"wrong shape of {folder}/day_0_{part}.npy: got {shape}; allowed: {allowed}, "
+        f"with the 40 rows of day_0_sparse.npy"
     )
 
 
 @pytest.mark.parametrize(
-    ("part", "kind", "legal"),
+    ("part", "kind", "allowed"),
     [("dense", np.int32, "floating point"), ("sparse", np.float32, "integers"), ("labels", np.str_, "numbers")],
 )
-def test_a_wrong_type_names_file_and_legal_types(folder: Path, part: str, kind: type[Any], legal: str) -> None:
+def test_a_wrong_type_is_reported_with_the_allowed_types(
+    folder: Path, part: str, kind: type[Any], allowed: str
+) -> None:
     change(folder / f"day_0_{part}.npy", lambda array: array.astype(kind))
     text = message(folder)
-    assert text.startswith(f"{folder}/day_0_{part}.npy holds ")
-    assert text.endswith(f"; legal: an array of {legal}")
+    assert text.startswith(f"wrong content of {folder}/day_0_{part}.npy: got ")
+    assert text.endswith(f"; allowed: an array of {allowed}")
 
 
 @pytest.mark.parametrize("content", [b"", b"not an array", b"half"])
@@ -193,9 +198,9 @@ def test_a_broken_file_is_named(folder: Path, content: bytes) -> None:
     path.write_bytes(path.read_bytes()[:500] if content == b"half" else content)
     text = message(folder)
     assert text.startswith(f"{path} is not a complete npy file (")
-    assert text.endswith("; write it again with numpy.save")
+    assert text.endswith("Fix: write it again with numpy.save")
 
 
-def test_a_bad_value_in_a_block_that_is_not_read_stops_nobody(folder: Path) -> None:
+def test_a_bad_value_in_a_block_that_is_not_read_is_ignored(folder: Path) -> None:
     change(folder / "day_1_labels.npy", lambda labels: np.where(np.arange(25) == 24, np.nan, labels))
     assert serials(source_of(config_of(criteo_data(folder, [0], [1])), "eval"), 0, 16) == list(range(40, 56))

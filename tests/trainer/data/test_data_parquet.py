@@ -1,4 +1,4 @@
-"""Parquet: the user's columns become labels, numbers and ids, or the user learns which column and row cannot."""
+"""Parquet files: the types of columns that can be read, and errors that name the column and the row."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FOUR = {"label": [0, 1, 0, 1], "serial": [0.0, 1.0, 2.0, 3.0]}
 
 
 def read(path: Path, num_embeddings: int = 1_000, **columns: Any) -> Batch:
-    """All rows in the order of the file."""
+    """Read all rows in the order of the file."""
     source = source_of(config_of(parquet_data(path, path, **columns), num_embeddings), "eval")
     return source.read(0, source.samples_per_epoch or 0)
 
 
 def read_column(tmp_path: Path, values: Any, num_embeddings: int = 1_000, **options: Any) -> Batch:
-    """Rows whose sparse column `user` is `values`."""
+    """Read rows with `values` in the sparse column `user`."""
     rows = len(values)
     path = write_table(tmp_path / "x.parquet", {"label": [0] * rows, "serial": [0.0] * rows, "user": values})
     return read(path, num_embeddings, sparse=[{"column": "user", **options}])
@@ -95,8 +95,8 @@ def test_a_label_outside_0_to_1_names_its_row(tmp_path: Path, bad: float) -> Non
     with pytest.raises(UserError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"label of row 11 of {path} is {bad}: a label is 0, 1 or a probability between; "
-        f"mend or drop that row of the data"
+        f"wrong label in row 11 of {path}: got {bad}; allowed: 0, 1 or a probability between. "
+        f"Fix: correct or drop that row"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_label_that_is_null_names_its_row(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", {"label": [0, None], "serial": [0, 0], "user": [1, 2]})
     with pytest.raises(UserError) as caught:
         read(path)
-    assert str(caught.value) == f"column label of data.parquet.label is null in row 1 of {path}: drop such rows"
+    assert str(caught.value) == f"column label of data.parquet.label is null in row 1 of {path}. Fix: drop such rows"
 
 
 # --- dense columns ---------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_numbers_of_any_type_are_dense_values(tmp_path: Path, values: Any) -> No
     assert dense_of_column(tmp_path, values) == [1.0, 0.0, 1.0]
 
 
-def test_log1p_is_taken_of_what_is_not_negative(tmp_path: Path) -> None:
+def test_log1p_clips_negative_values(tmp_path: Path) -> None:
     expected = [0.0, 0.0, math.log(2), math.log(101)]
     assert dense_of_column(tmp_path, [-5, 0, 1, 100], transform="log1p") == pytest.approx(expected)
 
@@ -135,13 +135,13 @@ def test_standardizing_keeps_the_precision_of_large_numbers(tmp_path: Path) -> N
     assert dense_of_column(tmp_path, seconds, transform="standardize", mean=1.7e9, std=2.0) == [0.0, 0.5]
 
 
-def test_a_fill_takes_the_place_of_null_and_nan_before_the_transform(tmp_path: Path) -> None:
+def test_a_fill_replaces_null_and_nan_before_the_transform(tmp_path: Path) -> None:
     values = pa.array([1.0, None, math.nan], pa.float64())
     expected = [math.log(2), math.log(100), math.log(100)]
     assert dense_of_column(tmp_path, values, fill=99.0, transform="log1p") == pytest.approx(expected)
 
 
-def test_a_column_of_nothing_but_nulls_is_all_fill(tmp_path: Path) -> None:
+def test_a_column_of_nulls_becomes_all_fill(tmp_path: Path) -> None:
     assert dense_of_column(tmp_path, pa.nulls(3), fill=-1.0) == [-1.0] * 3
 
 
@@ -149,8 +149,7 @@ def test_a_null_without_fill_names_column_and_row(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         dense_of_column(tmp_path, [*range(25), None])
     assert str(caught.value) == (
-        f"column age of data.parquet.dense is null in row 25 of {tmp_path}/x.parquet: "
-        f"set its fill to use a value instead"
+        f"column age of data.parquet.dense is null in row 25 of {tmp_path}/x.parquet. Fix: set the column's fill"
     )
 
 
@@ -159,13 +158,13 @@ def test_a_number_that_is_not_finite_names_column_and_row(tmp_path: Path, bad: f
     with pytest.raises(UserError) as caught:
         dense_of_column(tmp_path, [0.0, bad])
     assert str(caught.value) == (
-        f"dense feature age of row 1 of {tmp_path}/x.parquet is {bad}: legal is any finite number; "
-        f"mend or drop that row of the data"
+        f"wrong value of dense feature age in row 1 of {tmp_path}/x.parquet: got {bad}; allowed: finite numbers. "
+        f"Fix: correct or drop that row"
     )
 
 
 def test_text_in_a_dense_column_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"column age of data\.parquet\.dense holds string; legal: numbers"):
+    with pytest.raises(UserError, match=r"column age of data\.parquet\.dense: got string; allowed: numbers"):
         dense_of_column(tmp_path, ["young", "old"])
 
 
@@ -182,7 +181,7 @@ def test_text_in_a_dense_column_is_refused(tmp_path: Path) -> None:
         pa.array([0, 1, 999]).dictionary_encode(),
     ],
 )
-def test_whole_numbers_of_any_type_are_ids(tmp_path: Path, values: Any) -> None:
+def test_integers_of_any_type_are_ids(tmp_path: Path, values: Any) -> None:
     assert ids_of_column(tmp_path, values) == [[0], [1], [999]]
 
 
@@ -195,15 +194,15 @@ def test_an_id_outside_its_table_names_column_row_and_value(tmp_path: Path, bad:
     with pytest.raises(UserError) as caught:
         ids_of_column(tmp_path, [3] * 14 + [bad])
     assert str(caught.value) == (
-        f"feature user has id {bad} in row 14 of {tmp_path}/x.parquet, but its table t_user has 1000 rows "
-        f"(legal: 0 to 999); raise model.num_embeddings, or ask for hashing "
+        f"feature user has an id outside its table t_user of 1000 rows in row 14 of {tmp_path}/x.parquet: "
+        f"got {bad}; allowed: 0 to 999. Fix: raise model.num_embeddings, or hash the ids "
         f"(Parquet: hash = true; Criteo: --data.criteo.modulo-ids true)"
     )
 
 
 def test_a_column_may_set_the_rows_of_its_table(tmp_path: Path) -> None:
     assert ids_of_column(tmp_path, [4_999], rows=5_000) == [[4_999]]
-    with pytest.raises(UserError, match="has 4999 rows"):
+    with pytest.raises(UserError, match="t_user of 4999 rows"):
         ids_of_column(tmp_path, [4_999], rows=4_999)
 
 
@@ -212,19 +211,21 @@ def test_a_table_of_more_than_2_31_rows_keeps_its_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "hash_it", "legal"),
+    ("values", "kind", "hash_it", "allowed"),
     [
         (["ann"], "string", False, "integers or lists; strings need hash = true"),
         ([dt.datetime(2026, 1, 1)], r"timestamp\[us\]", True, "integers, strings or lists of them"),
     ],
 )
-def test_a_type_that_is_no_id_is_refused(tmp_path: Path, values: Any, kind: str, hash_it: bool, legal: str) -> None:
-    with pytest.raises(UserError, match=rf"column user of data.parquet.sparse holds {kind}; legal: {legal}"):
+def test_a_type_that_cannot_be_an_id_is_refused(
+    tmp_path: Path, values: Any, kind: str, hash_it: bool, allowed: str
+) -> None:
+    with pytest.raises(UserError, match=rf"column user of data.parquet.sparse: got {kind}; allowed: {allowed}"):
         ids_of_column(tmp_path, values, hash=hash_it)
 
 
-def test_a_number_with_a_fraction_is_no_id(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"column user of data\.parquet\.sparse holds double that are not whole"):
+def test_a_number_with_a_fraction_is_refused_as_id(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"column user of data\.parquet\.sparse: got double that is not integral"):
         ids_of_column(tmp_path, [1.5])
 
 
@@ -233,8 +234,7 @@ def test_a_null_id_without_fill_names_column_and_row(tmp_path: Path, nothing: An
     with pytest.raises(UserError) as caught:
         ids_of_column(tmp_path, nothing)
     assert str(caught.value) == (
-        f"column user of data.parquet.sparse is null in row 1 of {tmp_path}/x.parquet: "
-        f"set its fill to use a value instead"
+        f"column user of data.parquet.sparse is null in row 1 of {tmp_path}/x.parquet. Fix: set the column's fill"
     )
 
 
@@ -244,7 +244,7 @@ def test_a_fill_is_the_id_of_a_null(tmp_path: Path, nothing: Any) -> None:
 
 
 def test_a_fill_must_be_in_range_too(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="feature user has id 1000 in row 1 "):
+    with pytest.raises(UserError, match=r"feature user has an id .* in row 1 of .* got 1000"):
         ids_of_column(tmp_path, [5, None], fill=1_000)
 
 
@@ -252,7 +252,7 @@ def test_a_fill_of_another_type_than_the_column_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError) as caught:
         ids_of_column(tmp_path, [5, None], fill="none", hash=True)
     assert str(caught.value) == (
-        "fill of column user in data.parquet.sparse is 'none', but the column holds int64; give a value of that type"
+        "wrong fill of column user in data.parquet.sparse: got 'none'; allowed: a value of the column's type int64"
     )
 
 
@@ -260,7 +260,7 @@ def test_a_fill_of_another_type_than_the_column_is_refused(tmp_path: Path) -> No
 
 
 def test_the_hash_of_integers_never_changes() -> None:
-    """Trained rows belong to these values."""
+    # Trained embedding rows depend on these values.
     values = np.array([0, 1, -1, 2**63 - 1, -(2**63)])
     assert [f"{h:016x}" for h in hash_integers(values)] == [
         "e220a8397b1dcdaf", "910a2dec89025cc1", "e4d971771b652c20", "2a67d7552e039ea7", "481ec0a212a9f3db",
@@ -299,14 +299,14 @@ def plain_mix(state: int) -> int:
 @pytest.mark.parametrize(
     "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int8(), pa.string())]
 )
-def test_text_is_hashed_alike_however_it_is_stored(tmp_path: Path, kind: pa.DataType) -> None:
+def test_the_hash_of_text_does_not_depend_on_its_arrow_type(tmp_path: Path, kind: pa.DataType) -> None:
     texts = pa.array(["ann", "bob", "", "ann", "Zürich, a longer name"])
     expected = [[row_of(str(text), 1_000)] for text in texts.to_pylist()]
     assert ids_of_column(tmp_path, texts.cast(kind), hash=True) == expected
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.float64(), pa.decimal128(20, 0)])
-def test_integers_are_hashed_alike_however_they_are_stored(tmp_path: Path, kind: pa.DataType) -> None:
+def test_the_hash_of_integers_does_not_depend_on_their_arrow_type(tmp_path: Path, kind: pa.DataType) -> None:
     expected = [[row_of(value, 50)] for value in (7, 100, 0)]
     assert ids_of_column(tmp_path, pa.array([7, 100, 0]).cast(kind), num_embeddings=50, hash=True) == expected
 
@@ -317,8 +317,8 @@ def test_the_largest_unsigned_integers_can_be_hashed(tmp_path: Path, value: int)
 
 
 def test_a_fill_is_hashed_like_any_value(tmp_path: Path) -> None:
-    expected = [[row_of("ann", 1_000)], [row_of("nobody", 1_000)]]
-    assert ids_of_column(tmp_path, ["ann", None], hash=True, fill="nobody") == expected
+    expected = [[row_of("ann", 1_000)], [row_of("unknown", 1_000)]]
+    assert ids_of_column(tmp_path, ["ann", None], hash=True, fill="unknown") == expected
 
 
 def test_hashing_spreads_over_all_rows_of_a_table(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_list_is_a_multi_valued_feature(tmp_path: Path, kind: pa.DataType) -> 
     assert ids_of_column(tmp_path, pa.array(lists, kind)) == lists
 
 
-def test_a_list_of_fixed_size_is_a_multi_valued_feature(tmp_path: Path) -> None:
+def test_a_fixed_size_list_is_a_multi_valued_feature(tmp_path: Path) -> None:
     assert ids_of_column(tmp_path, pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))) == [[1, 2], [3, 4]]
 
 
@@ -348,7 +348,7 @@ def test_lists_of_text_are_hashed(tmp_path: Path) -> None:
         assert ids_of_column(tmp_path, pa.array([["drama", "war"], []], kind), hash=True) == expected
 
 
-def test_a_list_that_is_null_becomes_one_fill(tmp_path: Path) -> None:
+def test_a_null_list_becomes_a_list_with_the_fill(tmp_path: Path) -> None:
     lists = pa.array([None, [1, 2], None, None, [3], None], pa.list_(pa.int64()))
     assert ids_of_column(tmp_path, lists, fill=9) == [[9], [1, 2], [9], [9], [3], [9]]
 
@@ -364,7 +364,7 @@ def test_a_null_in_a_list_column_without_fill_names_its_row(tmp_path: Path, bad:
 
 
 def test_an_id_outside_its_table_names_the_row_of_its_list(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"feature user has id 1000 in row 12 of "):
+    with pytest.raises(UserError, match=r"feature user has an id .* in row 12 of .* got 1000"):
         ids_of_column(tmp_path, [[1, 2], [], [3]] * 4 + [[1, 1_000]])
 
 
@@ -386,8 +386,8 @@ def test_lists_in_one_file_and_single_values_in_another_are_refused(tmp_path: Pa
     with pytest.raises(UserError) as caught:
         read(tmp_path)
     assert str(caught.value) == (
-        f"column user holds int64 in {tmp_path}/a.parquet but list<element: int64> in {tmp_path}/b.parquet: "
-        f"write both as lists or both as single values"
+        f"column user has different types: got int64 in {tmp_path}/a.parquet and list<element: int64> in "
+        f"{tmp_path}/b.parquet; allowed: lists in both or single values in both"
     )
 
 
@@ -411,14 +411,14 @@ def test_a_column_in_several_pieces_is_read_as_one() -> None:
     "column", [pa.chunked_array([[1, 2], [3, -1]]), pa.chunked_array([[[1], [2]], [[3], [4, -1]]])]
 )
 def test_a_bad_id_in_a_later_piece_is_named_with_its_row(column: Any) -> None:
-    with pytest.raises(UserError, match="feature user has id -1 in row 3,"):
+    with pytest.raises(UserError, match=r"feature user has an id .* in row 3: got -1;"):
         sparse_ids(column, SparseColumn(column="user"), 1_000, lambda row: f"row {row}")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_a_folder_are_read_in_order_of_name_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_the_parquet_files_of_a_folder_are_read_in_order_of_their_names(tmp_path: Path) -> None:
     write_table(tmp_path / "b.parquet", table_of(10, first=10))
     write_table(tmp_path / "a.parquet", table_of(10))
     write_table(tmp_path / "nested" / "c.parquet", table_of(10, first=20))
@@ -428,7 +428,7 @@ def test_the_files_of_a_folder_are_read_in_order_of_name_and_others_are_left_alo
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
-    """A folder of fsspec's file system in memory."""
+    """Yield a folder in fsspec's memory file system, and delete it afterwards."""
     yield "memory://bucket"
     fsspec.filesystem("memory").rm("/bucket", recursive=True)  # type: ignore[no-untyped-call]
 
@@ -450,14 +450,14 @@ def test_a_bad_row_behind_a_uri_is_named_with_its_uri(bucket: str) -> None:
         source_of(config_of(parquet_data(f"{bucket}/bad.parquet"))).read(0, 4)
 
 
-def test_rows_are_the_same_whether_their_group_is_still_in_memory(tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_the_cached_row_groups(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", table_of(100))
     small, large = (source_of(config_of(parquet_data(path, cache_groups=n))) for n in (1, 100))
     for position in (0, 95, 5, 180, 0, 42):
         assert serials(small, position, 30) == serials(large, position, 30)
 
 
-def test_no_more_groups_are_decoded_than_the_samples_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_row_groups_that_are_needed_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(config_of(parquet_data(write_table(tmp_path / "x.parquet", table_of(100)), cache_groups=2)))
     decoded: list[int] = []
     decode = type(source)._decode  # type: ignore[attr-defined]
@@ -475,21 +475,23 @@ def test_a_missing_column_is_named_with_its_option_and_the_columns_of_the_file(
     with pytest.raises(UserError) as caught:
         read(path, **{option: value})
     assert str(caught.value) == (
-        f"data.parquet.{option} names column y, which {path} lacks; its columns: label, serial, user"
+        f"data.parquet.{option} names a column that is not in {path}: got y; allowed: label, serial, user"
     )
 
 
 def test_every_file_of_a_folder_must_have_the_columns(tmp_path: Path) -> None:
     write_table(tmp_path / "a.parquet", FOUR | {"user": [1, 2, 3, 4]})
     write_table(tmp_path / "b.parquet", FOUR)
-    with pytest.raises(UserError, match=f"data.parquet.sparse names column user, which {tmp_path}/b.parquet lacks"):
+    with pytest.raises(
+        UserError, match=f"data.parquet.sparse names a column that is not in {tmp_path}/b.parquet: got user"
+    ):
         read(tmp_path)
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path / "absent")
-    assert str(caught.value) == f"data.eval_path is {tmp_path}/absent: no such file, and no folder with *.parquet files"
+    assert str(caught.value) == f"data.eval_path {tmp_path}/absent: no such file, and no folder with *.parquet files"
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -501,17 +503,17 @@ def test_files_without_rows_are_refused(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", {name: values[:0] for name, values in table_of(1).items()})
     with pytest.raises(UserError) as caught:
         read(path)
-    assert str(caught.value) == f"data.eval_path is {path}, which has no rows"
+    assert str(caught.value) == f"data.eval_path {path} has no rows"
 
 
-def test_an_empty_part_beside_others_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_empty_file_next_to_others_is_allowed(tmp_path: Path) -> None:
     write_table(tmp_path / "a.parquet", {name: values[:0] for name, values in table_of(1).items()})
     write_table(tmp_path / "b.parquet", table_of(10))
     assert read(tmp_path).labels_B.numel() == 10
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not really PAR1"])
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_parquet_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.parquet").write_bytes(content)
     with pytest.raises(UserError, match=f"{tmp_path}/x.parquet is not a complete Parquet file: "):
         read(tmp_path)
@@ -526,17 +528,15 @@ def test_a_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_protocol_that_nobody_knows_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"data\.path is nowhere://x, which cannot be opened: ValueError: Protocol not known"
-    ):
+def test_an_unknown_protocol_is_named() -> None:
+    with pytest.raises(UserError, match=r"data\.path nowhere://x cannot be opened: ValueError: Protocol not known"):
         source_of(config_of(parquet_data("nowhere://x")))
 
 
-def test_an_evaluation_without_a_path_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_an_evaluation_without_its_own_path_is_refused(tmp_path: Path) -> None:
     path = write_table(tmp_path / "x.parquet", table_of(5))
     with pytest.raises(UserError) as caught:
         source_of(config_of(parquet_data(path)), "eval")
     assert str(caught.value) == (
-        "data.eval_path is missing: an evaluation reads Parquet files of its own; set --data.eval-path PATH"
+        "data.eval_path is missing: an evaluation needs its own Parquet files. Fix: --data.eval-path PATH"
     )

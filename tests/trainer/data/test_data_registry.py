@@ -1,4 +1,4 @@
-"""From the name of a source to the source, or to an error that says what is wrong with the name."""
+"""The registry of sources: names, errors for wrong names, and the checks of batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NoRead:
 
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the user's on the import path."""
+    """Put modules of a user on the import path."""
     (tmp_path / "users_package").mkdir()
     (tmp_path / "users_package" / "users_source.py").write_text(MODULE)
     (tmp_path / "needs_more.py").write_text("import a_library_that_is_not_installed")
@@ -58,8 +58,8 @@ def test_a_class_gets_the_configuration_and_its_own_options() -> None:
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     assert failure("users_package.other:Good") == (
-        "data.source is users_package.other:Good: cannot import users_package.other "
-        "(No module named 'users_package.other'); put its folder on PYTHONPATH"
+        "data.source users_package.other:Good: cannot import users_package.other "
+        "(No module named 'users_package.other'). Fix: add its folder to PYTHONPATH"
     )
 
 
@@ -69,32 +69,32 @@ def test_a_library_that_the_module_lacks_is_named() -> None:
 
 def test_a_class_that_the_module_lacks_is_named() -> None:
     assert failure("users_package.users_source:Other") == (
-        "data.source is users_package.users_source:Other: module users_package.users_source has no Other"
+        "data.source users_package.users_source:Other: module users_package.users_source has no Other"
     )
 
 
 def test_a_class_without_read_is_refused() -> None:
     assert failure("users_package.users_source:NoRead") == (
-        "data.source is users_package.users_source:NoRead: its object lacks read() or samples_per_epoch; "
-        "see trainer.data.Source for what it must have"
+        "data.source users_package.users_source:NoRead: the object lacks read() or samples_per_epoch. "
+        "Fix: implement the protocol trainer.data.Source"
     )
 
 
-def test_an_id_of_the_users_class_is_checked_too() -> None:
+def test_an_id_of_a_user_class_is_checked_too() -> None:
     assert failure("users_package.users_source:Good", value=0, id=1_000).startswith(
-        "feature cat_0 has id 1000 in sample 10, but its table t_cat_0 has 1000 rows (legal: 0 to 999); "
+        "feature cat_0 has an id outside its table t_cat_0 of 1000 rows in sample 10: got 1000; allowed: 0 to 999."
     )
 
 
-def test_a_label_of_a_users_batch_is_checked_too() -> None:
+def test_a_label_of_a_user_batch_is_checked_too() -> None:
     labels = torch.tensor([0.0, float("nan")])
-    with pytest.raises(UserError, match="label of sample 41 is nan: a label is 0, 1 or a probability between"):
+    with pytest.raises(UserError, match="wrong label in sample 41: got nan; allowed: 0, 1 or a probability between"):
         one_id_batch(["f"], [5], torch.zeros(2, 1), torch.zeros(1, 2, dtype=torch.int64), labels, 40)
 
 
 def test_an_id_of_a_jagged_batch_is_named_with_its_sample() -> None:
     values, lengths = torch.tensor([1, 2, 9, 3]), torch.tensor([2, 0, 1, 1])
-    with pytest.raises(UserError, match="feature f has id 9 in sample 42, but its table t_f has 5 rows"):
+    with pytest.raises(UserError, match="feature f has an id outside its table t_f of 5 rows in sample 42: got 9"):
         jagged_batch(["f"], [5], torch.zeros(4, 1), [values], [lengths], torch.zeros(4), 40)
 
 
@@ -104,7 +104,7 @@ def test_a_jagged_batch_may_have_no_ids_at_all() -> None:
     assert batch.sparse["f"].values().numel() == 0
 
 
-def test_a_batch_moves_to_a_device_as_a_whole() -> None:
+def test_all_tensors_of_a_batch_move_to_a_device() -> None:
     batch = one_id_batch(["f"], [5], torch.zeros(2, 1), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(2), 0)
     batch.weights_B = torch.ones(2)
     moved = batch.to(torch.device("meta"))

@@ -1,4 +1,4 @@
-"""What every source promises: the stream is a pure function of (seed, split, position)."""
+"""The contract of every source: its stream is a pure function of (seed, split, position)."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ def epoch(source: Source, number: int) -> list[int]:
     return serials(source, number * NUM_TRAIN, NUM_TRAIN)
 
 
-def test_a_sample_does_not_depend_on_the_read_that_it_is_part_of(config: TrainConfig) -> None:
+def test_a_sample_does_not_depend_on_the_size_and_start_of_a_read(config: TrainConfig) -> None:
     source, draw = source_of(config), random.Random(0)
-    whole = samples_of(source.read(0, 400))
+    samples = samples_of(source.read(0, 400))
     for _ in range(40):
         position, count = draw.randrange(300), draw.randrange(1, 100)
-        assert samples_of(source.read(position, count)) == whole[position : position + count], (position, count)
+        assert samples_of(source.read(position, count)) == samples[position : position + count], (position, count)
 
 
-def test_a_fresh_source_gives_the_same_samples_in_any_order_of_reading(config: TrainConfig) -> None:
-    whole = samples_of(source_of(config).read(0, 400))
+def test_a_new_source_gives_the_same_samples_in_any_order_of_reading(config: TrainConfig) -> None:
+    samples = samples_of(source_of(config).read(0, 400))
     other = source_of(config)
     backwards = [samples_of(other.read(position, 25)) for position in range(375, -25, -25)]
-    assert [sample for part in reversed(backwards) for sample in part] == whole
+    assert [sample for part in reversed(backwards) for sample in part] == samples
 
 
-def test_the_stream_goes_on_beyond_32_bit_positions(config: TrainConfig) -> None:
+def test_the_stream_continues_beyond_32_bit_positions(config: TrainConfig) -> None:
     source = source_of(config)
     assert samples_of(source.read(BEYOND_INT32, 40))[30:] == samples_of(source.read(BEYOND_INT32 + 30, 10))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
-def test_the_processes_share_the_same_steps_whatever_their_number(config: TrainConfig, world_size: int) -> None:
+def test_any_number_of_processes_shares_the_same_steps(config: TrainConfig, world_size: int) -> None:
     config = config.model_copy(update={"train": config.train.model_copy(update={"batch_size": 24})})
     expected = samples_of(source_of(config).read(55, 5 * 24))
     ranks = [list(train_batches(source_of(config), config, 55, 5, rank, world_size, CPU)) for rank in range(world_size)]
-    got = [sample for step in zip(*ranks, strict=True) for batch in step for sample in samples_of(batch)]
-    assert got == expected
+    actual = [sample for step in zip(*ranks, strict=True) for batch in step for sample in samples_of(batch)]
+    assert actual == expected
 
 
 def test_training_and_evaluation_share_no_sample(config: TrainConfig) -> None:
@@ -70,7 +70,7 @@ def test_training_and_evaluation_share_no_sample(config: TrainConfig) -> None:
     assert not train & held_out
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "a class of the user's"])
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "a class of the user"])
 def test_another_seed_gives_another_stream(name: str, tmp_path: Path) -> None:
     config = SOURCES[name](tmp_path)
     other = with_data(config, seed=config.data.seed + 1)
@@ -94,7 +94,7 @@ def test_an_epoch_has_every_sample_exactly_once(finite: TrainConfig) -> None:
         assert sorted(epoch(source, number)) == list(range(NUM_TRAIN)), f"epoch {number}"
 
 
-def test_every_epoch_is_shuffled_anew(finite: TrainConfig) -> None:
+def test_every_epoch_is_reshuffled(finite: TrainConfig) -> None:
     source = source_of(finite)
     orders = [epoch(source, number) for number in range(3)]
     assert len({tuple(order) for order in orders}) == 3
@@ -125,6 +125,6 @@ def test_evaluation_is_in_the_order_of_the_files_in_every_round(finite: TrainCon
     assert serials(source, 0, 2 * NUM_EVAL) == expected * 2
 
 
-def test_a_class_of_the_users_is_found_by_its_import_path() -> None:
+def test_a_class_of_the_user_is_found_by_its_import_path() -> None:
     config = config_of({"source": "data_samples:Countdown", "num_sparse": 1, "num_dense": 1})
     assert serials(source_of(config), 5, 3) == [-5, -6, -7]

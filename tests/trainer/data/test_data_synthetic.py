@@ -1,4 +1,4 @@
-"""The planted clicks: their distribution, the true model, and how well any model can do."""
+"""The synthetic clicks: their distribution, the true model and the best AUC."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def mix64(value: int) -> int:
     return value ^ value >> 31
 
 
-def lowbias32_but_its_last_shift(value: int) -> int:
+def lowbias32_without_last_shift(value: int) -> int:
     value = (value ^ value >> 16) * 0x7FEB352D & LOW32
     return (value ^ value >> 15) * 0x846CA68B & LOW32
 
 
 def reference_word(seed: int, stream: int, index: int, column: int) -> int:
     key = reference_key(seed, index * 3 + stream)
-    word = lowbias32_but_its_last_shift((key ^ mix64(column)) & LOW32)
-    word = lowbias32_but_its_last_shift(word + (key >> 32) & LOW32)
+    word = lowbias32_without_last_shift((key ^ mix64(column)) & LOW32)
+    word = lowbias32_without_last_shift(word + (key >> 32) & LOW32)
     return word ^ word >> 16
 
 
 @pytest.mark.parametrize(("seed", "stream", "start"), [(0, 0, 0), (1, 1, 12_345), (7, 2, 2**40)])
-def test_random_words_are_those_of_the_published_mixers(seed: int, stream: int, start: int) -> None:
+def test_random_words_equal_those_of_the_published_mixers(seed: int, stream: int, start: int) -> None:
     words_CB = random_words(sample_keys(seed_word(seed), stream, 3, start, 50, CPU), column_salts(9, CPU))
     expected = [[reference_word(seed, stream, start + i, c) for i in range(50)] for c in range(9)]
     assert [[word & LOW32 for word in row] for row in words_CB.tolist()] == expected
@@ -69,7 +69,7 @@ def test_the_columns_of_random_words_are_uniform_and_uncorrelated() -> None:
     assert correlation.abs().max() < 6 / math.sqrt(100_000), "six standard deviations"
 
 
-def test_a_seed_may_be_any_number_from_0_on() -> None:
+def test_a_seed_may_be_any_number_of_0_or_more() -> None:
     batches = [synthetic(seed=seed).read(0, 100) for seed in (0, 2**62, 2**80 + 7)]
     assert len({float(batch.dense_BD.sum()) for batch in batches}) == 3
 
@@ -90,12 +90,12 @@ def test_ids_follow_their_declared_distribution() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 10])
-def test_every_row_of_a_small_table_is_read_and_none_outside(rows: int) -> None:
+def test_ids_cover_every_row_of_a_small_table_and_none_outside(rows: int) -> None:
     ids = synthetic(num_embeddings=rows).read(0, 4_096).sparse.values()
     assert sorted(set(ids.tolist())) == list(range(rows))
 
 
-def test_tables_of_40_million_rows_take_no_weights_of_that_size() -> None:
+def test_tables_of_40_million_rows_share_weights() -> None:
     source = synthetic(num_embeddings="criteo-1tb")
     ids = source.read(0, MANY).sparse["cat_0"].values()
     assert 30_000_000 < int(ids.max()) < 40_000_000
@@ -103,13 +103,13 @@ def test_tables_of_40_million_rows_take_no_weights_of_that_size() -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_about_35_percent_are_clicks_whatever_the_seed(seed: int) -> None:
+def test_about_35_percent_are_clicks_for_every_seed(seed: int) -> None:
     rate = synthetic(seed=seed).read(0, MANY).labels_B.mean()
     assert rate == pytest.approx(0.35, abs=0.01)
 
 
 @pytest.mark.parametrize("ids_per_feature", [1, 3])
-def test_the_logit_is_the_declared_formula(ids_per_feature: int) -> None:
+def test_the_logit_equals_the_documented_formula(ids_per_feature: int) -> None:
     config = config_of({"num_sparse": 5, "num_dense": 3, "ids_per_feature": ids_per_feature}, 50)
     model, draw = PlantedModel.draw(config), torch.Generator().manual_seed(3)
     dense = torch.rand(1, 3, generator=draw)
@@ -124,12 +124,12 @@ def test_the_logit_is_the_declared_formula(ids_per_feature: int) -> None:
 
 
 @pytest.mark.parametrize(("num_sparse", "pairs"), [(1, 0), (2, 1), (3, 1), (4, 2), (26, 2)])
-def test_pairs_of_features_interact_where_there_are_enough(num_sparse: int, pairs: int) -> None:
+def test_pairs_of_features_interact_if_there_are_enough(num_sparse: int, pairs: int) -> None:
     model = PlantedModel.draw(config_of({"num_sparse": num_sparse}, 10))
     assert len(model.factors) == 2 * pairs
 
 
-def test_labels_come_true_as_often_as_the_true_model_says() -> None:
+def test_labels_have_the_probability_of_the_true_model() -> None:
     _, _, labels_B, logits_B = synthetic()._samples(0, MANY)
     probability_B = logits_B.sigmoid()
     assert float(logits_B.mean()) == pytest.approx(MEAN_LOGIT, abs=0.05)
@@ -138,7 +138,7 @@ def test_labels_come_true_as_often_as_the_true_model_says() -> None:
         assert labels_B[chosen].mean() == pytest.approx(float(probability_B[chosen].mean()), abs=0.02)
 
 
-def test_the_best_auc_is_that_of_the_reference_model() -> None:
+def test_the_best_auc_equals_that_of_the_reference_model() -> None:
     assert synthetic().best_auc(MANY) == pytest.approx(0.8565, abs=0.005), "reference: 13 and 26 features, 10,000 rows"
 
 
@@ -147,7 +147,7 @@ def test_other_shapes_are_about_as_hard(data: dict[str, Any]) -> None:
     assert synthetic(**data).best_auc(MANY) == pytest.approx(0.855, abs=0.02)
 
 
-def test_the_best_auc_is_of_the_labels_that_read_gives() -> None:
+def test_the_best_auc_is_computed_from_the_labels_that_read_returns() -> None:
     source = synthetic()
     assert isinstance(source, KnowsBestAuc)
     _, _, _, logits_B = source._samples(0, 5_000)
@@ -166,7 +166,7 @@ def test_the_area_under_the_curve_of_one_class_is_one_half(label: float) -> None
     assert area_under_curve(torch.rand(9), torch.full((9,), label)) == 0.5
 
 
-def test_several_ids_per_feature_are_exactly_so_many() -> None:
+def test_every_feature_has_the_configured_number_of_ids() -> None:
     sparse = source_of(config_of({"num_sparse": 2, "ids_per_feature": 3})).read(0, 11).sparse
     assert sparse.lengths().tolist() == [3] * 22
 
@@ -177,7 +177,7 @@ def test_synthetic_samples_have_no_end() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 @pytest.mark.parametrize("ids_per_feature", [1, 3])
-def test_a_gpu_makes_the_same_samples_up_to_rounding(ids_per_feature: int) -> None:
+def test_a_gpu_creates_the_same_samples_up_to_rounding(ids_per_feature: int) -> None:
     on_host = synthetic(ids_per_feature=ids_per_feature).read(10**9, 10_000)
     on_gpu = synthetic(ids_per_feature=ids_per_feature, device=torch.device("cuda")).read(10**9, 10_000)
     assert on_gpu.dense_BD.is_cuda

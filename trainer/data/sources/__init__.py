@@ -1,1 +1,1 @@
-"""The sources of samples: synthetic, Criteo, Parquet, or a user's class."""
+"""The built-in sources of samples and the registry that opens them."""

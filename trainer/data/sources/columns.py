@@ -1,4 +1,4 @@
-"""From Arrow columns to numpy arrays of checked numbers and row ids; each error names the column and the row.
+"""Convert Arrow columns to numpy arrays of checked numbers and ids. Each error names the column and the row.
 
 Shapes: N rows of the table, V ids of a multi-valued column.
 """
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def label_values(column: pa.ChunkedArray[Any], name: str, where: Where) -> Floats:
-    """(N,) labels in [0, 1] from booleans, integers, floats or decimals."""
+    """Return (N,) labels in [0, 1] from booleans, integers, floats or decimals."""
     labels = _by_chunk(column, where, lambda array, at: _numbers(array, name, "data.parquet.label", None, at))
     labels_N = np.concatenate(labels).astype(np.float32)
     check_labels(torch.from_numpy(labels_N), where)
@@ -33,7 +33,7 @@ def label_values(column: pa.ChunkedArray[Any], name: str, where: Where) -> Float
 
 
 def dense_values(column: pa.ChunkedArray[Any], option: DenseColumn, where: Where) -> Floats:
-    """(N,) finite numbers: nulls and NaN become `fill`, then the transform in float64."""
+    """Return (N,) finite numbers: replace nulls and NaN by `fill`, then transform in float64."""
     name = option.column
     parts = _by_chunk(column, where, lambda array, at: _numbers(array, name, "data.parquet.dense", option.fill, at))
     values_N = np.concatenate(parts)
@@ -47,41 +47,44 @@ def dense_values(column: pa.ChunkedArray[Any], option: DenseColumn, where: Where
 
 
 def sparse_ids(column: pa.ChunkedArray[Any], option: SparseColumn, rows: int, where: Where) -> Ids:
-    """Ids in 0 .. rows - 1: the column's integers, or the hash of its integers or strings modulo `rows`."""
+    """Return ids in 0 .. rows - 1: the column's integers, or a hash of integers or strings modulo `rows`."""
     parts = _by_chunk(column, where, lambda array, at: _list_or_scalar_ids(array, option, rows, at))
     ids = Ids.join(parts)
     return Ids(ids.values.astype(np.int32 if rows < 2**31 else np.int64), ids.offsets)
 
 
 def is_multi_valued(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds lists."""
+    """Return whether a column of this type holds lists."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _by_chunk(column: pa.ChunkedArray[Any], where: Where, decode: Callable[[pa.Array[Any], Where], Any]) -> list[Any]:
-    """`decode(chunk, where)` of every chunk of the column, `where` counting from the chunk's first row."""
+    """Call `decode(chunk, where)` for every chunk of the column; its `where` counts from the chunk's first row."""
     results, start = [], 0
     for chunk in column.chunks:
-        results.append(decode(_plain(chunk), partial(_further, where, start)))
+        results.append(decode(_plain(chunk), partial(_shifted, where, start)))
         start += len(chunk)
     return results
 
 
-def _further(where: Where, start: int, i: int) -> str:
+def _shifted(where: Where, start: int, i: int) -> str:
+    """Return the place of value `start + i`."""
     return where(start + i)
 
 
 def _plain(array: pa.Array[Any]) -> pa.Array[Any]:
-    """The values themselves where the array holds indices into a dictionary of them."""
+    """Return the array without dictionary encoding."""
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
 def _numbers(array: pa.Array[Any], name: str, option: str, fill: float | None, where: Where) -> npt.NDArray[np.float64]:
-    """(N,) float64; a null without `fill` is an error, a NaN without one is left to the checks."""
+    """Return (N,) float64; raise UserError for a null without `fill`. A NaN without `fill` stays."""
     kind = array.type
     numeric = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     if not any(is_kind(kind) for is_kind in numeric):
-        raise UserError(f"column {name} of {option} holds {kind}; legal: numbers and booleans; cast it in the file")
+        raise UserError(
+            f"wrong type of column {name} of {option}: got {kind}; allowed: numbers, booleans. Fix: cast it in the file"
+        )
     missing_N = _missing(array, name, option, fill, where)
     values_N = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if fill is not None:
@@ -92,23 +95,24 @@ def _numbers(array: pa.Array[Any], name: str, option: str, fill: float | None, w
 def _missing(
     array: pa.Array[Any], name: str, option: str, fill: float | str | None, where: Where
 ) -> npt.NDArray[np.bool_]:
-    """(N,) which values are null; raises UserError for the first one where there is no `fill`."""
+    """Return (N,) whether each value is null; raise UserError for the first null without `fill`."""
     missing_N = np.zeros(len(array), dtype=np.bool_)
     if array.null_count:
         missing_N = array.is_null().to_numpy(zero_copy_only=False)
         if fill is None:
-            mend = "drop such rows" if option.endswith("label") else "set its fill to use a value instead"
-            raise UserError(f"column {name} of {option} is null in {where(int(missing_N.argmax()))}: {mend}")
+            fix = "drop such rows" if option.endswith("label") else "set the column's fill"
+            raise UserError(f"column {name} of {option} is null in {where(int(missing_N.argmax()))}. Fix: {fix}")
     return missing_N
 
 
 def _list_or_scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Where) -> Ids:
+    """Return the ids of a column of lists or single values; a null list becomes a list with `fill`."""
     if not isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         return Ids(_scalar_ids(array, option, rows, where))
     missing_N = _missing(array, option.column, "data.parquet.sparse", option.fill, where)
     if isinstance(array, (pa.ListArray, pa.LargeListArray)) and not array.null_count:
         return _lists(array, option, rows, where)
-    lengths: Any = pc.list_value_length(array)  # its stub does not know lists
+    lengths: Any = pc.list_value_length(array)  # the stub lacks lists
     lengths_N = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends_N = lengths_N.cumsum()
     values_V = _scalar_ids(
@@ -122,7 +126,7 @@ def _list_or_scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, w
 
 
 def _lists(array: pa.ListArray[Any] | pa.LargeListArray[Any], option: SparseColumn, rows: int, where: Where) -> Ids:
-    """The cells of lists none of which is null: their offsets are ready."""
+    """Return the ids of lists without nulls, with the offsets that Arrow has."""
     offsets_N1 = array.offsets.to_numpy()
     values_V = _scalar_ids(
         _plain(array.flatten()),
@@ -134,7 +138,7 @@ def _lists(array: pa.ListArray[Any] | pa.LargeListArray[Any], option: SparseColu
 
 
 def _scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Where) -> Integers:
-    """(N,) ids of a column without lists."""
+    """Return (N,) ids of a column without lists."""
     if pa.types.is_null(array.type):
         array = array.cast(pa.string() if isinstance(option.fill, str) else pa.int64())
     missing_N = _missing(array, option.column, "data.parquet.sparse", option.fill, where)
@@ -149,8 +153,10 @@ def _scalar_ids(array: pa.Array[Any], option: SparseColumn, rows: int, where: Wh
 
 
 def _modulo(hashes_N: npt.NDArray[np.uint64], rows: int) -> Integers:
-    """The remainders, in place: numpy divides by one number with a multiplication, but takes remainders with a division
-    each."""
+    """Return the remainders, computed in place.
+
+    numpy divides an array by one number with multiplications, but computes remainders with a division per value.
+    """
     quotients_N = hashes_N // np.uint64(rows)
     quotients_N *= np.uint64(rows)
     hashes_N -= quotients_N
@@ -158,19 +164,20 @@ def _modulo(hashes_N: npt.NDArray[np.uint64], rows: int) -> Integers:
 
 
 def _filled(array: pa.Array[Any], option: SparseColumn) -> pa.Array[Any]:
-    """The array with `fill` for its nulls; raises UserError where that is no value of the column's type."""
+    """Replace nulls by `fill`; raise UserError if `fill` does not have the column's type."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int64())
     try:
         return pc.fill_null(array, pa.scalar(option.fill, type=array.type))
     except (pa.ArrowException, TypeError) as error:
         raise UserError(
-            f"fill of column {option.column} in data.parquet.sparse is {option.fill!r}, but the column holds "
-            f"{array.type}; give a value of that type"
+            f"wrong fill of column {option.column} in data.parquet.sparse: got {option.fill!r}; "
+            f"allowed: a value of the column's type {array.type}"
         ) from error
 
 
 def _hashes(array: pa.Array[Any], option: SparseColumn) -> npt.NDArray[np.uint64]:
+    """Return (N,) hashes of strings, bytes or integers."""
     kind = array.type
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
@@ -184,18 +191,18 @@ def _hashes(array: pa.Array[Any], option: SparseColumn) -> npt.NDArray[np.uint64
 
 
 def _integers(array: pa.Array[Any], option: SparseColumn) -> Integers:
-    """(N,) int64, read-only, from integers, booleans, and whole numbers as floats or decimals (nulls make those)."""
+    """Return (N,) read-only int64 from integers, booleans, or integral floats and decimals (as nulls cause)."""
     kind = array.type
-    whole = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    if not any(is_kind(kind) for is_kind in whole):
-        legal = "integers, strings or lists of them" if option.hash else "integers or lists; strings need hash = true"
-        raise UserError(f"column {option.column} of data.parquet.sparse holds {kind}; legal: {legal}")
+    numeric = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if not any(is_kind(kind) for is_kind in numeric):
+        allowed = "integers, strings or lists of them" if option.hash else "integers or lists; strings need hash = true"
+        raise UserError(f"wrong type of column {option.column} of data.parquet.sparse: got {kind}; allowed: {allowed}")
     if pa.types.is_uint64(kind):
         return array.to_numpy(zero_copy_only=False).view(np.int64)
     try:
         return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
         raise UserError(
-            f"column {option.column} of data.parquet.sparse holds {kind} that are not whole numbers ({error}); "
-            f"write it as integers or strings"
+            f"wrong value in column {option.column} of data.parquet.sparse: got {kind} that is not integral ({error}); "
+            f"allowed: integers, strings"
         ) from error

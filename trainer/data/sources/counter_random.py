@@ -1,7 +1,7 @@
-"""Random numbers that are a function of (seed, stream, sample index) and nothing else, in torch integers on any device.
+"""Random numbers that depend only on (seed, stream, sample index), in torch integers on any device.
 
-Shapes: B samples, C columns (independent numbers per sample). Integers are two's complement and wrap; `>>` of a signed
-integer copies its sign, so shifts are masked.
+Shapes: B samples, C columns (independent numbers per sample). Integers are two's complement and wrap around. `>>` of a
+signed integer copies its sign, so shifts are masked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MIX32 = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))  # lowbias32 by Chris Well
 
 
 def sample_keys(seed: int, stream: int, num_streams: int, start: int, count: int, device: torch.device) -> Tensor:
-    """One 64-bit key per sample, (B,) int64; a one-to-one map: samples and streams of one seed never share a key.
+    """Return a 64-bit key per sample, (B,) int64; samples and streams of one seed never share a key.
 
     `seed` is a word from `seed_word`.
     """
@@ -25,18 +25,18 @@ def sample_keys(seed: int, stream: int, num_streams: int, start: int, count: int
 
 
 def seed_word(seed: int) -> int:
-    """A place among all 64-bit numbers, so far from those of other seeds that their samples never meet."""
+    """Return the start of a seed's keys, far enough from other seeds that their keys do not overlap."""
     return int(_mix64(torch.tensor([(seed + 1) % 2**63], dtype=torch.int64)))
 
 
 def column_salts(num_columns: int, device: torch.device) -> Tensor:
-    """One fixed 32-bit number per column, (C, 1) int32."""
+    """Return a fixed 32-bit number per column, (C, 1) int32."""
     words_C = _mix64(torch.arange(num_columns, dtype=torch.int64))
     return words_C.to(torch.int32)[:, None].to(device)
 
 
 def random_words(keys_B: Tensor, salts_C1: Tensor) -> Tensor:
-    """Uniform 32-bit words, (C, B) int32: both halves of the sample's key and the column's salt, mixed three times."""
+    """Mix both halves of each sample's key with each column's salt to uniform 32-bit words, (C, B) int32."""
     low_B, high_B = keys_B.to(torch.int32), (keys_B >> 32).to(torch.int32)
     words_CB = torch.bitwise_xor(low_B, salts_C1)
     scratch_CB = torch.empty_like(words_CB)
@@ -49,7 +49,7 @@ def random_words(keys_B: Tensor, salts_C1: Tensor) -> Tensor:
 
 
 def _mix64(values: Tensor) -> Tensor:
-    """The splitmix64 generator's output function of each int64, a bijection; changes `values` in place."""
+    """Apply the output function of splitmix64, a bijection, to each int64 in place."""
     values.mul_(_GOLDEN)
     scratch = torch.empty_like(values)
     for shift, factor in _MIX64:
@@ -58,7 +58,7 @@ def _mix64(values: Tensor) -> Tensor:
 
 
 def _xor_shift(values: Tensor, shift: int, bits: int, scratch: Tensor) -> Tensor:
-    """values ^= values >>> shift, in place."""
+    """Compute values ^= values >>> shift in place."""
     torch.bitwise_right_shift(values, shift, out=scratch)
     scratch.bitwise_and_((1 << (bits - shift)) - 1)
     return values.bitwise_xor_(scratch)

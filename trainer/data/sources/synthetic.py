@@ -1,4 +1,4 @@
-"""Synthetic clicks with a planted signal: every value is a function of (seed, split, index), and the best AUC is known.
+"""Synthetic clicks from a known model: every value depends on (seed, split, index), and the best AUC is known.
 
 Shapes: B samples, D dense features, F sparse features, N ids per feature and sample, K = 4 the rank of a factor table.
 """
@@ -16,33 +16,33 @@ from trainer.data.auc import area_under_curve
 from trainer.data.base import Batch, SourceContext, Split, jagged_batch, one_id_batch
 from trainer.data.sources.counter_random import UNIT, column_salts, random_words, sample_keys, seed_word
 
-# Reference model: 13 dense and 26 sparse features; other numbers of features keep the variance of the logit.
+# The reference model has 13 dense and 26 sparse features; other numbers keep the variance of the logit.
 ID_STD, FACTOR_STD, DENSE_STD, FACTOR_GAIN, RANK = 0.35, 0.35, 0.2, 2.0, 4
 REFERENCE_DENSE, REFERENCE_SPARSE = 13, 26
 MEAN_LOGIT = -1.0  # gives about 35 % clicks
-WEIGHT_ROWS = 1 << 17  # ids that are equal modulo this share their weights: 40 M rows cost no more memory than 131,072
+WEIGHT_ROWS = 1 << 17  # ids that are equal modulo this share weights, which limits the memory of large tables
 STREAMS: dict[Split | str, int] = {"train": 0, "eval": 1, "probe": 2}
 PROBE_SAMPLES = 16_384
-CHUNK = 2_048  # samples worked on at once on a CPU: the temporaries stay in its second-level cache
+CHUNK = 2_048  # samples computed at once on a CPU, so that temporaries stay in its L2 cache
 
 
 @dataclass(frozen=True)
 class PlantedModel:
     """The true model: z = bias + x.w + sum_f w_f(ids_f) + 2 U_0(ids_0).U_1(ids_1) + 2 U_2(ids_2).U_3(ids_3).
 
-    A function of several ids is its sum over them divided by sqrt(N), so that N does not change the logit's variance.
-    The pairs of factor tables need 2 and 4 sparse features; with fewer they are left out.
+    A function of N ids is its sum over them divided by sqrt(N), so that N does not change the variance of the logit.
+    The pairs of factor tables need 2 and 4 sparse features; with fewer features they are omitted.
     """
 
     dense_D: Tensor
-    ids_R: Tensor  # weights of all features, one after another
-    offsets_F11: Tensor  # where each feature's begin
+    ids_R: Tensor  # weights of all features, concatenated
+    offsets_F11: Tensor  # index of each feature's first weight
     factors: tuple[Tensor, ...]  # 0, 2 or 4 tables, each (rows, K)
     bias: float
 
     @staticmethod
     def draw(config: TrainConfig) -> PlantedModel:
-        """The weights that `data.seed` stands for, on the CPU, so that every device gets the same ones; bias 0."""
+        """Draw the weights of `data.seed`, with bias 0; on the CPU, so that they are equal for every device."""
         generator = torch.Generator().manual_seed(config.data.seed % 2**63)
         num_dense, num_sparse = len(config.data.dense_features), len(config.data.sparse_features)
         rows = [min(r, WEIGHT_ROWS) for r in config.rows_per_table]
@@ -56,12 +56,12 @@ class PlantedModel:
         return PlantedModel(dense_D, ids_R, offsets[:, None, None], factors, 0.0)
 
     def to(self, device: torch.device, bias: float) -> PlantedModel:
-        """The same weights on `device` with another bias."""
+        """Return the same weights on `device`, with another bias."""
         factors = tuple(f.to(device) for f in self.factors)
         return PlantedModel(self.dense_D.to(device), self.ids_R.to(device), self.offsets_F11.to(device), factors, bias)
 
     def logits(self, dense_BD: Tensor, ids_FNB: Tensor) -> Tensor:
-        """True logits z, (B,) float32."""
+        """Return the true logits z, (B,) float32."""
         num_ids, num_samples = ids_FNB.shape[1:]
         slots_FNB = ids_FNB & (WEIGHT_ROWS - 1)
         logits_B = torch.full((num_samples,), self.bias, device=dense_BD.device).addmv_(dense_BD, self.dense_D)
@@ -74,11 +74,11 @@ class PlantedModel:
 
 
 class SyntheticSource:
-    """Endless planted samples, made on the context's device.
+    """Endless samples of a `PlantedModel`, created on the context's device.
 
     Dense values are uniform in 0..1. Ids are Zipf-like: floor((R + 1)^u) - 1 with u uniform, for a table of R rows.
-    The label is 1 with probability sigmoid(z) of the `PlantedModel`. All devices and world sizes give the same stream,
-    up to the rounding of floating-point functions.
+    The label is 1 with probability sigmoid(z). All devices and world sizes give the same stream, up to rounding of
+    floating-point functions.
     """
 
     samples_per_epoch: int | None = None
@@ -98,7 +98,7 @@ class SyntheticSource:
         self._model = self._model.to(self._device, bias=MEAN_LOGIT - self._mean_probe_logit())
 
     def read(self, position: int, count: int) -> Batch:
-        """Samples `position` .. `position + count - 1` on the context's device."""
+        """Return samples `position` .. `position + count - 1` on the context's device."""
         dense_BD, ids_FNB, labels_B, _ = self._samples(position, count)
         if self._num_ids == 1:
             return one_id_batch(self._features, None, dense_BD, ids_FNB[:, 0], labels_B, position)
@@ -109,12 +109,12 @@ class SyntheticSource:
         )
 
     def best_auc(self, count: int) -> float:
-        """AUC of the true probabilities over the first `count` samples of the split."""
+        """Return the AUC of the true probabilities on the first `count` samples of the split."""
         _, _, labels_B, logits_B = self._samples(0, count)
         return area_under_curve(logits_B, labels_B)
 
     def _samples(self, position: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Dense values (B, D), ids (F, N, B), labels and true logits (B,), in pieces that fit the cache of a CPU."""
+        """Return dense values (B, D), ids (F, N, B), labels and true logits (B,)."""
         chunk = CHUNK if self._device.type == "cpu" else count
         end = position + count
         pieces = [self._piece(self._stream, start, min(chunk, end - start)) for start in range(position, end, chunk)]
@@ -124,6 +124,7 @@ class SyntheticSource:
         return torch.cat(dense), torch.cat(ids, dim=2), torch.cat(labels), torch.cat(logits)
 
     def _piece(self, stream: int, position: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Compute samples in one step, as `_samples` returns them."""
         keys_B = sample_keys(self._seed, stream, len(STREAMS), position, count, self._device)
         words_CB = random_words(keys_B, self._salts_C1)
         coins_and_dense = words_CB[: 1 + self._num_dense].to(torch.float32).mul_(UNIT).add_(0.5)
@@ -137,12 +138,12 @@ class SyntheticSource:
         return dense_BD, ids_FNB, labels_B, logits_B
 
     def _mean_probe_logit(self) -> float:
-        """Mean of the logit on samples that are in no split; taking it away gives every seed nearly one base rate."""
+        """Return the mean logit of samples in no split, which the bias subtracts to fix the base rate."""
         *_, logits_B = self._piece(STREAMS["probe"], 0, PROBE_SAMPLES)
         return float(logits_B.mean())
 
 
 def _rows_sum(factor: Tensor, slots_NB: Tensor) -> Tensor:
-    """Sum over the N ids of each sample of their rows, (B, K)."""
+    """Return the sum of the rows of each sample's N ids, (B, K)."""
     rows = factor.index_select(0, slots_NB.reshape(-1)).view(*slots_NB.shape, RANK)
     return rows[0] if rows.shape[0] == 1 else rows.sum(0)
