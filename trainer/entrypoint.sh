@@ -1,7 +1,6 @@
 #!/bin/sh
-# Lets one image take a trainer command (`train --train.run x`, the default), or any program in it (`torchrun ...`,
-# `python -m trainer ...`, `bash`). Programs are those that PATH or a path leads to: `export` is a builtin of this shell,
-# so it stays the trainer's command.
+# Run a trainer command (`train --train.run x`, the default) or a program of the image (`torchrun ...`, `bash`).
+# Only a word that resolves to a file is a program: `export` is also a builtin of this shell, but means the command.
 set -eu
 case "${1-}" in
   "" | -*) ;;

@@ -33,7 +33,7 @@ def test_a_bad_id_in_one_process_ends_all_with_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1, f"one line, no stack trace: {ended.stderr}"
     for part in ("error: feature cat_1", "got 999", f"sample {RANK_1_STEP_5}", "61 rows", "allowed: 0 to 60"):
-        assert part in ended.stderr, f"the message does not say {part!r}: {ended.stderr}"
+        assert part in ended.stderr, f"the message lacks {part!r}: {ended.stderr}"
     steps = open_store(str(tmp_path), "a").complete_steps()
     assert steps, "the checkpoints before the bad row are gone"
     assert steps[-1] <= 5, "a step was saved that was not trained"

@@ -11,10 +11,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The `size` last used results of `make`. Unlike functools.lru_cache it is freed with its owner."""
+    """The `size` last used results of `compute`. Unlike functools.lru_cache it is freed with its owner."""
 
-    def __init__(self, make: Callable[[K], V], size: int) -> None:
-        self._make, self._size = make, size
+    def __init__(self, compute: Callable[[K], V], size: int) -> None:
+        self._compute, self._size = compute, size
         self._values: OrderedDict[K, V] = OrderedDict()
 
     def __getitem__(self, key: K) -> V:
@@ -23,5 +23,5 @@ class LruCache(Generic[K, V]):
             return self._values[key]
         while len(self._values) >= self._size:  # evict first, so that memory never holds one value more
             self._values.popitem(last=False)
-        value = self._values[key] = self._make(key)
+        value = self._values[key] = self._compute(key)
         return value

@@ -461,7 +461,7 @@ def test_only_the_row_groups_that_are_needed_are_decoded(tmp_path: Path, monkeyp
     source = source_of(config_of(parquet_data(write_table(tmp_path / "x.parquet", table_of(100)), cache_groups=2)))
     decoded: list[int] = []
     decode = type(source)._decode  # type: ignore[attr-defined]
-    monkeypatch.setattr(source._decoded, "_make", lambda block: decoded.append(block) or decode(source, block))  # type: ignore[attr-defined, func-returns-value]
+    monkeypatch.setattr(source._decoded, "_compute", lambda block: decoded.append(block) or decode(source, block))  # type: ignore[attr-defined, func-returns-value]
     for position in range(0, 100, 5):
         source.read(position, 5)
     assert sorted(decoded) == list(range(10))

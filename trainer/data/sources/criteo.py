@@ -16,7 +16,7 @@ import torch
 
 from trainer.config import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, TrainConfig
 from trainer.data.base import Batch, SourceContext, Split, one_id_batch
-from trainer.data.blocks import BlockOrder
+from trainer.data.block_order import BlockOrder
 from trainer.data.checks import Where, check_dense, check_ids, check_labels
 from trainer.data.lru import LruCache
 from trainer.errors import UserError

@@ -14,7 +14,7 @@ import torch
 
 from trainer.config import ParquetConfig
 from trainer.data.base import Batch, SourceContext, jagged_batch, one_id_batch
-from trainer.data.blocks import BlockOrder
+from trainer.data.block_order import BlockOrder
 from trainer.data.checks import Where
 from trainer.data.ids import Ids, Integers
 from trainer.data.lru import LruCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.data.blocks import BlockOrder
+from trainer.data.block_order import BlockOrder
 
 
 def locations(order: BlockOrder, position: int, count: int) -> list[tuple[int, int]]:
