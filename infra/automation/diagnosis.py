@@ -84,7 +84,7 @@ def _explain_backend(text: str, attempt: Attempt) -> OperationError | None:
     if "PULUMI_ACCESS_TOKEN must be set" in text or "invalid access token" in text:
         return OperationError(
             "not logged in to a state backend. Fix: run one of pulumi login, pulumi login s3://<bucket>, "
-            "pulumi login --local (README, section on state and secrets)"
+            "pulumi login --local (https://www.pulumi.com/docs/iac/concepts/state-and-backends/)"
         )
     return None
 

@@ -77,7 +77,7 @@ def efa_interfaces(
 ) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
     """Return one EFA interface for each network card; only the first carries IP traffic and has an address.
 
-    These security groups replace the ones that EKS would add, so the cluster's own group must be among them. The
+    These security groups replace those of EKS, so the cluster's own group must be among them. The
     public-address option stays unset: EC2 rejects it with several interfaces, and the subnet assigns none.
     """
     return [
