@@ -33,6 +33,7 @@ EXPORTS = {
         "SaveFailedError",
         "Saver",
         "open_store",
+        "saved_config",
     ],
     "trainer.data": ["Batch", "KnowsBestAuc", "Source", "SourceContext", "jagged_batch", "one_id_batch", "open_source"],
     "trainer.metrics": ["Quality", "Reporter"],

@@ -62,7 +62,7 @@ def train_command(arguments: Sequence[str]) -> int:
 
 def evaluate_command(arguments: Sequence[str]) -> int:
     """Print held-out loss, NE, AUC and calibration of a run's newest checkpoint (--train.run NAME)."""
-    return _run_in_job(arguments, _evaluate)
+    return _run_in_job(arguments, _evaluate, base=_saved_options)
 
 
 def config_command(arguments: Sequence[str]) -> int:
@@ -224,12 +224,29 @@ def _run_alone(name: str, body: Callable[[Sequence[str]], int], arguments: Seque
     return body(arguments)
 
 
-def _run_in_job(arguments: Sequence[str], body: Callable[[Any, Any], int]) -> int:
-    """Load the configuration, start the process group, run `body(config, runtime)` and return its exit code."""
+def _saved_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the sections data, model and optim that the run's newest checkpoint was written with; none without one."""
+    from trainer.checkpoint import saved_config
+    from trainer.config.options import load_config
+
+    named = load_config(arguments, os.environ)
+    saved = saved_config(named.checkpoint, named.train.run)
+    return {section: saved[section] for section in ("data", "model", "optim") if section in saved}
+
+
+def _run_in_job(
+    arguments: Sequence[str],
+    body: Callable[[Any, Any], int],
+    base: Callable[[Sequence[str]], dict[str, Any]] = lambda arguments: {},
+) -> int:
+    """Load the configuration, start the process group, run `body(config, runtime)` and return its exit code.
+
+    `base` returns options that replace the defaults.
+    """
     from trainer.config.options import load_config
 
     try:
-        config = load_config(arguments, os.environ)
+        config = load_config(arguments, os.environ, base(arguments))
     except UserError as error:
         error.reported = not _is_main()  # every process finds the same mistake; only rank 0 prints it
         raise

@@ -6,6 +6,7 @@ The lists below cover every option outside section data. A new option fails the 
 from __future__ import annotations
 
 import functools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from small_jobs import PLANS, alone, first_steps, tiny
 
 from trainer.config import leaves
+from trainer.config.options import load_config
 from trainer.runtime import precision as numerics
 from trainer.sharding.planner import describe_plan
 from trainer.sharding.sharded_model import build_sharded_model
@@ -240,3 +242,13 @@ def test_the_process_group_has_the_timeout_of_the_option() -> None:
 def test_without_the_option_the_processes_share_all_cores() -> None:
     with alone(tiny({"train.num_threads": None})):
         assert torch.get_num_threads() == len(os.sched_getaffinity(0)), "one process alone may use all cores"
+
+
+def test_a_file_and_the_command_line_win_over_the_base(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"model": {"dense_arch": [4, 8]}}))
+    base = {"model": {"dense_arch": [16, 8], "over_arch": [2, 1], "embedding_dim": 8}}
+    config = load_config(["--config", str(file), "--model.over-arch", "[3, 1]"], {}, base)
+    assert config.model.dense_arch == (4, 8), "the file wins, and does not mix its list with the one of the base"
+    assert config.model.over_arch == (3, 1)
+    assert config.model.embedding_dim == 8, "what neither names comes from the base"

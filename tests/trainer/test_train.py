@@ -19,6 +19,7 @@ import odd_sources
 import pytest
 from small_jobs import ROOT, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
 
+from trainer.main import main
 from trainer.metrics.json_lines import JsonLines
 from trainer.metrics.reporter import Reporter
 from trainer.metrics.tensorboard import SCALARS
@@ -163,6 +164,19 @@ def test_evaluate_repeats_the_final_quality_of_the_run(two: Two, capsys: pytest.
     assert found["state"] == "evaluated"
     for name in ("loss", "ne", "auc", "calibration", "best_auc"):
         assert found[name] == pytest.approx(expected[name], abs=1e-6), f"{name} on one process, trained on two"
+
+
+def test_evaluate_takes_the_model_and_the_data_from_the_checkpoint(
+    two: Two, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(two[0])  # logs go to the working directory by default
+    named_run = [f"--checkpoint.uri={two[0]}", "--train.run=a", "--metrics.progress=lines"]
+    assert main(["evaluate", *named_run]) == 0, "the run's name must be enough: its checkpoint knows the model"
+    (found,) = events_of(capsys.readouterr().out)
+    expected = events_of(two[1].stdout)[-1]
+    assert (found["samples"], found["auc"]) == (expected["samples"], pytest.approx(expected["auc"], abs=1e-6))
+    assert main(["evaluate", *named_run, "--data.eval-samples=8"]) == 0
+    assert events_of(capsys.readouterr().out)[0]["samples"] == 8, "the command line wins over the checkpoint"
 
 
 def test_a_complete_run_started_again_reports_so_and_changes_nothing(

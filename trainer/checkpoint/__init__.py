@@ -2,7 +2,7 @@
 
 from trainer.checkpoint.manager import Checkpointer, Progress, SaveFailedError
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.store import CheckpointStore, FsspecStore, open_store
+from trainer.checkpoint.store import CheckpointStore, FsspecStore, open_store, saved_config
 
 __all__ = [
     "CheckpointStore",
@@ -12,4 +12,5 @@ __all__ = [
     "SaveFailedError",
     "Saver",
     "open_store",
+    "saved_config",
 ]

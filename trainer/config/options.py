@@ -30,17 +30,32 @@ def env_name(path: Sequence[str]) -> str:
     return ENV_PREFIX + "__".join(path).upper()
 
 
-def load_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
-    """Return the effective configuration; raise a UserError that names every wrong option."""
+def load_config(
+    arguments: Sequence[str], environ: Mapping[str, str], base: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """Return the effective configuration; raise a UserError that names every wrong option.
+
+    `base` replaces the defaults: file, environment and command line win over it, option by option.
+    """
     file, assignments = _split_arguments(arguments)
     origin = "--config" if file else ENV_PREFIX + "CONFIG"
     file = file or environ.get(ENV_PREFIX + "CONFIG")
-    tree = read_file(Path(file), origin) if file else {}
+    tree = _merge(base or {}, read_file(Path(file), origin) if file else {})
     for path, text in _from_environment(environ):
         _assign(tree, path, _parse(path, text), env_name(path))
     for path, text in assignments:
         _assign(tree, path, _parse(path, text), "--" + option_name(path))
     return validate(tree)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return `base` with the options of `over`; the value of one option is never mixed from both."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both_are_sections = isinstance(value, dict) and isinstance(below, dict) and (*prefix, key) not in _LEAVES
+        merged[key] = _merge(below, value, (*prefix, key)) if both_are_sections else value
+    return merged
 
 
 def validate(tree: Mapping[str, Any]) -> TrainConfig:
