@@ -1,1 +1,1 @@
-"""What `pulumi up` provisions: one folder per cloud behind the contract in `infra.contract`."""
+"""The resources that `pulumi up` provisions: one folder per cloud behind the contract in `infra.contract`."""

@@ -1,4 +1,4 @@
-"""`python -m infra`: a stack from preview to destroy, what it costs, and the tables that it is chosen from."""
+"""Preview, create, check and destroy a stack, print its cost, and compare instance types and charts."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING
 
 from infra.cli import tables
 from infra.cli.arguments import Parser
+from infra.exit_codes import INTERRUPTED, SUCCESS, USER_ERROR
 
 if TYPE_CHECKING:
     from infra.cost import CostLine
 
-# What takes its time to load, Pulumi, pydantic, YAML, is imported by the commands that need it: help comes at once.
+# Pulumi, pydantic and YAML are slow to import, so only the commands that need them do: help is fast.
 ROOT = Path(__file__).resolve().parents[1]
 POLICY_PACK = ROOT / "infra" / "policy"
 _ENGINE = {
-    "preview": "show what `up` would change",
-    "up": "make the cloud what the settings say: preview, ask, update",
-    "refresh": "make the state what the cloud holds",
-    "destroy": "take the stack's resources away; asks for its name",
-    "outputs": "print what the last `up` told: where things are, what to run next",
+    "preview": "show the changes that `up` would make",
+    "up": "preview the changes, ask for confirmation and apply them",
+    "refresh": "update the state from the resources in the cloud",
+    "destroy": "delete the stack's resources; asks for the stack's name",
+    "outputs": "print the outputs of the last `up`: addresses, cost and the next commands",
 }
-_COST = {"cost": "print what an hour costs, item by item; needs neither engine nor login"}
+_COST = {"cost": "print the hourly cost, item by item, without the engine or a login"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 2 for a mistake that a person can fix, 1 for an operation that failed."""
+    """Run one subcommand and return its exit code (see infra/exit_codes.py)."""
     arguments = parser().parse_args(argv)
     try:
         if arguments.command in _ENGINE:
@@ -40,32 +41,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return command.run(arguments)
         return _cost(arguments) if arguments.command == "cost" else _table(arguments)
-    except ValueError as error:  # of settings too
+    except ValueError as error:  # SettingsError is one
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("cancelled\n")
-        return 130
+        return INTERRUPTED
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return the parser of all commands and their options."""
     program = Parser(prog="python -m infra", description=__doc__)
     commands = program.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (_ENGINE | _COST).items():
         _stack_options(commands.add_parser(name, help=text, description=text), name)
     _doctor_options(commands)
-    instances = commands.add_parser("instances", help="compare GPU instance types: hardware, network, price")
-    instances.add_argument("--cloud", help="only this cloud's types")
-    charts = commands.add_parser("charts", help="the pinned Helm charts and how to check for newer ones")
+    instances = commands.add_parser("instances", help="compare GPU instance types by hardware, network and price")
+    instances.add_argument("--cloud", help="show only the types of this cloud")
+    charts = commands.add_parser(
+        "charts", help="list the pinned Helm charts and the commands that check for newer versions"
+    )
     for command in (instances, charts):
-        command.add_argument("--json", action="store_true", help="machine-readable, every field")
+        command.add_argument("--json", action="store_true", help="print all fields as JSON")
     return program
 
 
 def _doctor_options(commands: argparse._SubParsersAction[Parser]) -> None:
-    text = "find what stands in the way of a stack, before `up` and after it: result and what to do, check by check"
-    more = "Exit status: 0 fine, 1 something to fix, 2 something could not be looked at."
+    """Add the doctor's command."""
+    text = "check a stack before or after `up`, and print the fix for each problem"
+    more = "Exit status: 0 no problem, 1 a problem to fix, 2 no problem, but a check could not run."
     command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
     command.add_argument("--stack", metavar="S", help="the stack: Pulumi.<S>.yaml has its settings")
     command.add_argument("--json", action="store_true", help="print the findings as JSON; progress goes to stderr")
@@ -73,80 +77,82 @@ def _doctor_options(commands: argparse._SubParsersAction[Parser]) -> None:
         "--cwd", metavar="DIR", type=Path, default=ROOT, help="folder of Pulumi.yaml [this repository]"
     )
     command.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, help="what each check may take [30; 60 for the job]"
+        "--timeout", metavar="SECONDS", type=_seconds, help="time limit of each check [30; 60 for the job]"
     )
-    command.add_argument(
-        "--markdown", action="store_true", help="write the tables of causes into the guides, and nothing else"
-    )
+    command.add_argument("--markdown", action="store_true", help="update the generated tables in the guides and exit")
 
 
 def _seconds(text: str) -> float:
+    """Parse a positive number of seconds."""
     value = float(text)
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text}: legal is more than 0")
+        raise argparse.ArgumentTypeError(f"got {text}; allowed: more than 0")
     return value
 
 
 def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
+    """Add the options of a command that works on one stack."""
     command.add_argument("--stack", metavar="S", required=True, help="the stack: Pulumi.<S>.yaml has its settings")
     command.add_argument("--json", action="store_true", help="print the result as JSON; progress goes to stderr")
     command.add_argument(
         "--cwd", metavar="DIR", type=Path, default=ROOT, help="folder of Pulumi.yaml [this repository]"
     )
     if name in {"preview", "up", "cost"}:
-        keeps = "and keep it in Pulumi.<S>.yaml" if name == "up" else "this time"
-        text = f"set a key {keeps}, such as gpu.nodes.max=4"
+        scope = "and save it in Pulumi.<S>.yaml" if name == "up" else "for this command"
+        text = f"set a key {scope}, such as gpu.nodes.max=4"
         command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=text)
     if name in {"preview", "up"}:
         command.add_argument(
             "--policy-pack", metavar="DIR", nargs="?", type=Path, const=POLICY_PACK, help="enforce infra/policy, or DIR"
         )
-        command.add_argument("--policy-config", metavar="FILE", type=Path, help="JSON that configures the pack's rules")
         command.add_argument(
-            "--secrets-provider", metavar="URI", help="what encrypts a new stack's secrets: passphrase, awskms://..."
+            "--policy-config", metavar="FILE", type=Path, help="JSON file that configures the pack's rules"
+        )
+        command.add_argument(
+            "--secrets-provider", metavar="URI", help="encryption of a new stack's secrets: passphrase, awskms://..."
         )
     if name in {"up", "destroy"}:
-        command.add_argument("--yes", action="store_true", help="do not ask")
+        command.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     if name == "outputs":
-        command.add_argument("--show-secrets", action="store_true", help="print the kubeconfig too")
+        command.add_argument("--show-secrets", action="store_true", help="also print the kubeconfig")
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from infra import stack_files as configuration
+    """Run a command of the Pulumi engine."""
+    from infra import stack_files
     from infra.automation import command
 
-    # `kill` and a closed terminal end an operation as Ctrl-C does: at the next point that leaves a usable state.
+    # `kill` and a closed terminal cancel an operation as Ctrl-C does, so that the state stays usable.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asked for that
+        if signal.getsignal(number) is not signal.SIG_IGN:  # set by `nohup`
             signal.signal(number, signal.default_int_handler)
-    return command.run(arguments, configuration.parse_assignments(getattr(arguments, "set", [])))
+    return command.run(arguments, stack_files.parse_assignments(getattr(arguments, "set", [])))
 
 
 def _cost(arguments: argparse.Namespace) -> int:
-    from infra import stack_files as configuration
+    """Print the hourly cost of a stack."""
+    from infra import stack_files
     from infra.outputs import hourly_cost
 
-    if arguments.stack not in configuration.list_stacks(arguments.cwd):
-        known = ", ".join(configuration.list_stacks(arguments.cwd)) or "none"
-        raise ValueError(f"no file Pulumi.{arguments.stack}.yaml; stacks that have one: {known}")
-    overrides = configuration.parse_assignments(arguments.set)
-    settings = configuration.read(arguments.stack, overrides, arguments.cwd).parse().settings
+    stack_files.require_file(arguments.stack, arguments.cwd)
+    overrides = stack_files.parse_assignments(arguments.set)
+    settings = stack_files.read(arguments.stack, overrides, arguments.cwd).parse().settings
     nodes = settings.gpu.nodes
     at_max = {line.what: line for line in settings.cost_lines(nodes.max)}
     rows: list[tables.Row] = [_cost_row(line, at_max[line.what]) for line in settings.cost_lines(nodes.desired)]
     sums = hourly_cost(settings)
     if arguments.json:
         sys.stdout.write(json.dumps({"hourly_cost_usd": sums, "items": rows}, indent=2) + "\n")
-        return 0
-    sys.stdout.write(tables.table(tables.COST, rows) if rows else "nothing of this stack is billed by the hour\n")
+        return SUCCESS
+    sys.stdout.write(tables.table(tables.COST, rows) if rows else "no item of this stack is billed by the hour\n")
     for what, spot, count in (("on_demand", "spot", nodes.desired), ("on_demand_at_max", "spot_at_max", nodes.max)):
-        known = "not known" if sums[spot] is None else f"{sums[spot]:.2f}"
+        known = "unknown" if sums[spot] is None else f"{sums[spot]:.2f}"
         sys.stdout.write(f"{count} GPU nodes: {sums[what]:.2f} USD/h on demand, {known} with GPU nodes at spot\n")
-    return 0
+    return SUCCESS
 
 
 def _cost_row(line: CostLine, at_max: CostLine) -> tables.Row:
-    """One item with its sums: the price of a unit may depend on how many there are."""
+    """Return the row of one item; `at_max` is separate, because the unit price may depend on the count."""
     spot = line.spot_usd_per_hour if line.interruptible else None
     return {
         "what": line.what,
@@ -159,22 +165,23 @@ def _cost_row(line: CostLine, at_max: CostLine) -> tables.Row:
 
 
 def _table(arguments: argparse.Namespace) -> int:
+    """Print the table of instance types or charts."""
     from infra import catalog
 
     charts = arguments.command == "charts"
     rows = tables.charts() if charts else tables.instances(arguments.cloud)
     if not rows:
-        legal = ", ".join(sorted({item.cloud for item in catalog.instances()}))
-        raise ValueError(f"no instance types for cloud {arguments.cloud!r}; legal: {legal}")
+        allowed = ", ".join(sorted({item.cloud for item in catalog.instances()}))
+        raise ValueError(f"--cloud: no instance types: got {arguments.cloud!r}; allowed: {allowed}")
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-        return 0
+        return SUCCESS
     sys.stdout.write(tables.table(tables.CHARTS if charts else tables.INSTANCES, rows))
     if charts:
         sys.stdout.write(
-            "\nNewer versions: run a row's check, read the release notes, change infra/addons/charts.toml.\n"
+            "\nTo update a chart, run its check, read the release notes and edit infra/addons/charts.toml.\n"
         )
-    return 0
+    return SUCCESS
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What every cluster offers a workload, whoever provisioned it.
+"""The contract between clouds and workloads: what every cluster or training service offers.
 
-Plain values decide which resources exist; `pulumi.Output` appears only where a cloud computes the value. Pulumi is
-imported for types only, so a workload can reason about a cluster without loading it.
+Plain values decide which resources exist; `pulumi.Output` appears only if a cloud computes the value. Pulumi is
+imported for types only, so that workloads can use the contract without loading it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GPU_LABEL = {"nvidia.com/gpu.present": "true"}
 
 @dataclass(frozen=True)
 class Toleration:
-    """One taint of the GPU pool that a pod must tolerate; an empty value tolerates any value of the key."""
+    """A taint of the GPU pool that a pod must tolerate; an empty value tolerates every value of the key."""
 
     key: str
     value: str = ""
@@ -34,19 +34,19 @@ class Toleration:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """The entry of a pod's `tolerations`."""
+        """Return the entry of a pod's `tolerations`."""
         if not self.value:
             return {"key": self.key, "operator": "Exists", "effect": self.effect}
         return {"key": self.key, "operator": "Equal", "value": self.value, "effect": self.effect}
 
 
-#: Every GPU pool carries this taint, the one that the charts of NVIDIA and the managed clouds already tolerate.
+#: Every GPU pool carries this taint, which the charts of NVIDIA and of the managed clouds already tolerate.
 GPU_TAINT = Toleration("nvidia.com/gpu", "present")
 
 
 @dataclass(frozen=True)
 class CustomResource:
-    """An object of an operator's own kind, created after the operator and deleted before it."""
+    """A custom resource of an operator, created after the operator and deleted before it."""
 
     api_version: str
     kind: str
@@ -57,7 +57,7 @@ class CustomResource:
 
 @dataclass(frozen=True)
 class ChartRequest:
-    """A chart that this cluster needs: its key in the pinned table, its values, the objects that configure it."""
+    """A Helm chart that a cluster needs: its key in the pinned table, its values and its custom resources."""
 
     key: str
     values: Mapping[str, object] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class ChartRequest:
 
 @dataclass(frozen=True)
 class GpuPool:
-    """The nodes that train: facts of their instance type and what a pod needs to land on one of them.
+    """The nodes that train: facts about their instance type, and what a pod needs to be scheduled on them.
 
-    `resource_limits` are the limits of one pod that owns a whole node, GPUs and fabric devices included.
-    `chart` is what makes the GPUs schedulable, None where the cluster brings driver and device plugin itself.
+    `resource_limits` are the limits of a pod that uses a whole node, including GPUs and fabric devices. `chart` makes
+    the GPUs schedulable; it is None if the cluster already has a driver and a device plugin.
     """
 
     instance: InstanceType
@@ -86,13 +86,13 @@ class GpuPool:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that one node offers; 0 on a CPU cluster."""
+        """Return the number of GPUs per node; 0 on a CPU cluster."""
         return self.instance.num_gpus
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A host path, or a memory-backed empty directory where `host_path` is None, inside a container."""
+    """A volume in a container: a host path, or a memory-backed empty directory if `host_path` is None."""
 
     name: str
     mount_path: str
@@ -102,7 +102,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Sidecar:
-    """A container that must run beside the trainer for the fabric to work."""
+    """A sidecar container that the fabric needs in each trainer pod."""
 
     name: str
     image: str
@@ -115,10 +115,10 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The network between GPU nodes: what a pod sets to use it, and the line in NCCL's log that proves it did.
+    """The network between GPU nodes: a pod's settings for it, and the line in NCCL's log that confirms its use.
 
-    `image_target` is the build target of the trainer image that carries the fabric's user-space libraries.
-    `chart` makes the fabric's devices schedulable, None where no device is requested.
+    `image_target` is the build target of the trainer image that contains the fabric's user-space libraries. `chart`
+    makes the fabric's devices schedulable; it is None if no device is requested.
     """
 
     name: str
@@ -133,9 +133,9 @@ class Fabric:
 
     @property
     def pod_security(self) -> Literal["restricted", "privileged"]:
-        """The Pod Security level that the trainer's namespace must enforce for these pods to be admitted.
+        """Return the strictest Pod Security level that admits these pods.
 
-        `baseline` refuses added capabilities such as IPC_LOCK and host paths just as `restricted` does.
+        `baseline` is no option: like `restricted`, it rejects host paths and added capabilities such as IPC_LOCK.
         """
         needs_host = any(mount.host_path for mount in self.mounts)
         return "privileged" if self.capabilities or self.sidecars or needs_host else "restricted"
@@ -143,10 +143,10 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Storage:
-    """Shared storage for datasets: a claim that exists in the cluster's namespace and is ready to mount.
+    """Shared storage for datasets: an existing claim in the cluster's namespace.
 
-    `work_folder` is the one folder of it that the trainer's user may write to, for logs and prepared data;
-    `bucket_folder` is where the bucket's datasets appear by themselves, None where a Job must copy them.
+    `work_folder` is the only folder that the trainer's user may write to, for logs and prepared data.
+    `bucket_folder` mirrors the bucket's datasets; it is None if a Job has to copy them.
     """
 
     claim_name: str
@@ -158,17 +158,17 @@ class Storage:
 
     @property
     def work_path(self) -> str:
-        """Where a pod finds the folder that it may write to."""
+        """Return the path of `work_folder` in a pod."""
         return f"{self.mount_path.rstrip('/')}/{self.work_folder}"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """How a pod reaches the bucket without a key: its service account's annotations and its own labels.
+    """A pod's keyless access to the bucket: annotations of its service account and its own labels.
 
-    The workloads create the service account and set `env` in every container that opens the bucket. `secret_name`
-    names a Secret whose entries become environment variables, for clusters that have no keyless identity. `endpoints`
-    (`cidr:port`) are where a pod gets its credentials, when that is not plain HTTPS.
+    The workloads create the service account and set `env` in every container that opens the bucket. `secret_name` is
+    a Secret whose entries become environment variables, for clusters without keyless identity. `endpoints`
+    (`cidr:port`) are the addresses of the credential service if it does not use plain HTTPS.
     """
 
     service_account: str = "trainer"
@@ -181,9 +181,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class Registry:
-    """Where the trainer image is pushed; `repository` is None where images come from elsewhere (`job.image`).
+    """The registry of the trainer image; `repository` is None if the stack builds no image (`job.image`).
 
-    `username` and `password` (a secret output) log a builder in; both None where the registry asks for nothing.
+    `username` and `password` (a secret output) are the credentials for a push; None if the registry needs none.
     """
 
     repository: pulumi.Input[str] | None
@@ -194,11 +194,11 @@ class Registry:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Kubernetes cluster on which the trainer can run, and everything around it that a job uses.
+    """A Kubernetes cluster that can run the trainer, with everything else that a job uses.
 
     `before_operators` must exist before a chart can be scheduled (system nodes), `before_workloads` before a training
-    pod can (GPU pool, volume, identity). On destroy the engine walks both backwards.
-    `commands` are shell lines for a person, by purpose: `registry_login`, `upload_data`.
+    pod can (GPU pool, volume, identity); the engine deletes them in reverse order. `commands` are shell lines for the
+    user, by purpose: `registry_login`, `upload_data`.
     """
 
     name: pulumi.Input[str]
@@ -225,9 +225,9 @@ ENTRYPOINT = "/app/trainer/entrypoint.sh"
 
 @dataclass(frozen=True)
 class ServiceRun:
-    """A run as every training service takes it: `arguments` for the image's entry point, the same on each machine.
+    """A run for a training service; each machine starts the image's entry point with the same `arguments`.
 
-    `reads_data` says that the arguments name the service's `data_path`, which must be there then.
+    With `reads_data`, the arguments contain the service's `data_path`, which must exist then.
     """
 
     run: str
@@ -240,7 +240,7 @@ class ServiceRun:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run that a service has taken: its name there, the page that shows it, shell lines for a person by purpose."""
+    """A run that a service accepted: its name, the web page that shows it, and shell lines by purpose."""
 
     name: pulumi.Output[str]
     page: pulumi.Output[str]
@@ -249,10 +249,10 @@ class Submitted:
 
 @dataclass(frozen=True)
 class TrainingService:
-    """A cloud's own training service, which takes the place of a cluster.
+    """A cloud's own training service, used instead of a cluster.
 
-    Its machines find the bucket's datasets in `data_path` and write checkpoints to `checkpoint_uri`. `gpu` and `fabric`
-    say what a machine is; what only a pod needs is empty in them. `submit` registers a run under a name and a parent.
+    Its machines read the bucket's datasets from `data_path` and write checkpoints to `checkpoint_uri`. `gpu` and
+    `fabric` describe a machine; their fields for pods are empty. `submit` registers a run under a name and a parent.
     """
 
     name: pulumi.Input[str]
@@ -271,24 +271,24 @@ SettingsT = TypeVar("SettingsT", bound="StackSettings", contravariant=True)
 
 
 class Provision(Protocol[SettingsT]):
-    """The one function of a cloud: from checked settings to a cluster."""
+    """The function of a cloud's `provision.py`, which creates a cluster from checked settings."""
 
     def __call__(self, name: str, settings: SettingsT, opts: pulumi.ResourceOptions | None = None) -> Cluster:
-        """Register everything under `name` and return the contract."""
+        """Register all resources under `name` and return the contract."""
 
 
 class Serve(Protocol[SettingsT]):
-    """The function of a cloud's `service.py`: from checked settings to its training service."""
+    """The function of a cloud's `service.py`, which prepares its training service from checked settings."""
 
     def __call__(self, name: str, settings: SettingsT, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
-        """Register what the service needs under `name`; nothing of Kubernetes."""
+        """Register the resources of the service under `name`, none of them in Kubernetes."""
 
 
 class Credentials(Protocol):
-    """A cloud's `credentials.py`: whose resources are reached, and how to tell and fix credentials that are refused.
+    """The interface of a cloud's `credentials.py`: the account in use, and how to detect and renew bad credentials.
 
     `ASKS` is whether `account` calls the provider, `LOGIN` the command that renews the credentials, and `REFUSED` are
-    pieces of the messages of the cloud's provider and tools. The module imports no SDK before `account` is called.
+    parts of the error messages for bad credentials. The module imports no SDK before `account` is called.
     """
 
     ASKS: bool
@@ -296,4 +296,4 @@ class Credentials(Protocol):
     REFUSED: Sequence[str]
 
     def account(self, settings: StackSettings) -> pulumi.Input[str]:
-        """The account, subscription, project or cluster that the credentials in use belong to."""
+        """Return the account, subscription, project or cluster that the current credentials belong to."""

@@ -66,6 +66,13 @@ def list_stacks(folder: Path = ROOT) -> list[str]:
     return sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
 
 
+def require_file(name: str, folder: Path = ROOT) -> None:
+    """Raise ValueError unless stack `name` has a configuration file."""
+    stacks_with_file = list_stacks(folder)
+    if name not in stacks_with_file:
+        raise ValueError(f"no file Pulumi.{name}.yaml; stacks with a file: {', '.join(stacks_with_file) or 'none'}")
+
+
 def read(name: str, overrides: Mapping[str, object] | None = None, folder: Path = ROOT) -> Configuration:
     """Read stack `name`: its file, then the project's defaults, then `overrides` (key paths to values)."""
     described = _load_yaml(folder / "Pulumi.yaml")

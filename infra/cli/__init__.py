@@ -1,1 +1,1 @@
-"""Arguments and tables of the command line."""
+"""Argument parsing and tables for the command line."""

@@ -1,14 +1,16 @@
-"""Command lines whose mistakes are told in one line, as all others are."""
+"""An argument parser whose errors fit on one line."""
 
 from __future__ import annotations
 
 import argparse
 from typing import NoReturn
 
+from infra.exit_codes import USER_ERROR
+
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, without the usage in front of an error; the parsers of its commands are like it."""
+    """An ArgumentParser that prints an error without the usage; its subparsers have the same class."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
-        self.exit(2, f"error: {message}; `{self.prog} --help` lists what is legal\n")
+        """Print the error and exit as for any other invalid input."""
+        self.exit(USER_ERROR, f"error: {message}; `{self.prog} --help` lists the options\n")

@@ -1,4 +1,4 @@
-"""Tables for a terminal: instance types, charts, what an hour costs."""
+"""Terminal tables of instance types, charts and hourly cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 Row = Mapping[str, object]
 
-#: Columns of each table: heading, and what a row shows there.
+#: Columns of each table: heading, and the format of a row's cell.
 INSTANCES = {
     "CLOUD": "{cloud}",
     "TYPE": "{name}",
@@ -38,21 +38,21 @@ COST = {
 
 
 def instances(cloud: str | None) -> list[Row]:
-    """The catalog, or one cloud's part of it."""
+    """Return the rows of the catalog, or of one cloud."""
     from infra import catalog
 
     return [dataclasses.asdict(item) for item in catalog.instances(cloud)]
 
 
 def charts() -> list[Row]:
-    """The pinned charts, each with the command that looks for a newer one."""
+    """Return the pinned charts, each with the command that looks for a newer version."""
     from infra.addons import charts
 
     return [dataclasses.asdict(row) | {"check": row.check} for row in charts.table().values()]
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """Columns as wide as their widest cell; an absent figure shows as a dash."""
+    """Format rows as text with aligned columns; None is shown as a dash."""
     shown = [{key: "-" if value is None else value for key, value in row.items()} for row in rows]
     cells = [list(columns)] + [[form.format(**row) for form in columns.values()] for row in shown]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]

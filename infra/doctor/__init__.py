@@ -1,1 +1,1 @@
-"""What stands between a stack and a running job, before money is spent, and why one that is up does not train."""
+"""Checks that find out why a stack cannot be created, or why its job does not train."""

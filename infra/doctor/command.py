@@ -1,4 +1,4 @@
-"""`python -m infra doctor`: which checks a stack gets, in which order, and how the result is shown."""
+"""`python -m infra doctor`: selects the checks of a stack, runs them in order and shows the findings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra import cost
+from infra import cost, stack_files
 from infra import stack as stacks
-from infra import stack_files as configuration
 from infra.automation import LiveStack, OperationError, StackOutputs
 from infra.automation.display import Silent
+from infra.config.checks import BUDGET_KEY
 from infra.config.problems import Problem, SettingsError
 from infra.doctor import cluster, guides, images, job, runner, tools
+from infra.exit_codes import CHECK_FAILED, PROBLEM_FOUND, SUCCESS
 from infra.findings.common_causes import BUDGET, SETTING, STATE
 from infra.findings.model import (
     Check,
@@ -36,23 +37,22 @@ from infra.findings.model import (
     with_check_name,
 )
 
-FINE, PROBLEMS, COULD_NOT_RUN = 0, 1, 2
-#: A file has no width, and few lines of it should be folded.
-_WIDE = 220
-_BUDGET_KEY = "budget.max_usd_per_hour"
-_COLOURS: Mapping[Status, str] = {"ok": "green", "problem": "bold red", "unknown": "yellow", "skipped": "dim"}
-_WORDS: Mapping[Status, str] = {"ok": "ok", "problem": "PROBLEM", "unknown": "not known", "skipped": "-"}
+#: Width of the table in a file, so that few lines are folded.
+_FILE_WIDTH = 220
+_STYLES: Mapping[Status, str] = {"ok": "green", "problem": "bold red", "unknown": "yellow", "skipped": "dim"}
+_LABELS: Mapping[Status, str] = {"ok": "ok", "problem": "PROBLEM", "unknown": "unknown", "skipped": "-"}
+_SUMMARY: Mapping[Status, str] = {"problem": "to fix", "unknown": "not checked", "ok": "ok", "skipped": "skipped"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look at everything and show it; the exit status."""
+    """Run the doctor's command and return the exit code."""
     if arguments.markdown:
         for path in guides.rewrite():
             sys.stdout.write(f"{path} rewritten\n")
-        return FINE
+        return SUCCESS
     if not arguments.stack:
-        known = ", ".join(configuration.list_stacks(arguments.cwd)) or "none"
-        raise ValueError(f"--stack is missing; stacks with a file of settings: {known}")
+        known = ", ".join(stack_files.list_stacks(arguments.cwd)) or "none"
+        raise ValueError(f"--stack is missing; stacks with a file: {known}")
     found = examine(arguments.stack, arguments.cwd, arguments.timeout)
     code = exit_code(found)
     if arguments.json:
@@ -64,127 +64,139 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def exit_code(found: Sequence[Finding]) -> int:
-    """1 where something is to be fixed, 2 where nothing is and something could not be looked at, else 0."""
+    """Return the exit code for findings; a problem counts more than a check that could not run."""
     states = {item.status for item in found}
-    return PROBLEMS if "problem" in states else COULD_NOT_RUN if "unknown" in states else FINE
+    return PROBLEM_FOUND if "problem" in states else CHECK_FAILED if "unknown" in states else SUCCESS
 
 
-def examine(name: str, folder: Path = configuration.ROOT, seconds: float | None = None) -> list[Finding]:
-    """Every finding about stack `name`; ValueError where there is no such stack."""
-    if name not in configuration.list_stacks(folder):
-        known = ", ".join(configuration.list_stacks(folder)) or "none"
-        raise ValueError(f"no file Pulumi.{name}.yaml; stacks that have one: {known}")
-    read = configuration.read(name, None, folder)
-    seen = _Settings(read)
-    cloud, doctor = seen.stack.cloud, seen.stack.cloud.doctor
-    outputs: list[StackOutputs | None] = [None]
+def examine(name: str, folder: Path = stack_files.ROOT, seconds: float | None = None) -> list[Finding]:
+    """Return every finding about stack `name`; raise ValueError if there is no such stack."""
+    stack_files.require_file(name, folder)
+    settings = _CheckedSettings(stack_files.read(name, None, folder))
+    doctor = settings.stack.cloud.doctor
+    state = _StackState(name, folder)
     first = [
         *tools.checks(doctor.PACKAGES if doctor else ()),
-        Check("settings", lambda: seen.findings),
-        Check("state", lambda: _state(name, folder, outputs), needs="pulumi"),
+        Check("settings", settings.findings),
+        Check("state", state.check, needs="pulumi"),
     ]
-    found = runner.run(_limited(first, seconds), f"stack {name}: this machine")
-    if not seen.usable:
-        rest = "settings come first: nothing else was looked at"
-        return [*found, *with_check_name("cloud", skipped(rest))]
-    job_section = seen.stack.sections["job"].model_extra or {}
-    told = dataclasses.asdict(outputs[0]) if outputs[0] else None
-    context = Context(seen.stack.settings, read.values, job_section, told)
-    second = [Check("budget", lambda: budget(seen)), *_checks(context, doctor)]
-    if told and not told["kubeconfig"]:
-        second.append(Check("job", lambda: skipped("it runs on a service of the cloud: see the stack's next_steps")))
-    elif told:
-        devices = doctor.devices(context.settings) if doctor else {}
-        second += cluster.checks(context, devices, str(told["kubeconfig"]), cloud.login)
-        second += job.checks(name, needs=cluster.SERVER)
-    return [*found, *runner.run(_limited(second, seconds), f"stack {name}: {cloud.name}")]
-
-
-def _checks(context: Context, doctor: CloudDoctor | None) -> list[Check]:
-    """What the cloud itself is asked, and the image, whose registry may be the cloud's."""
-    own = list(doctor.checks(context)) if doctor else []
-    image = context.job.get("image")
-    login: images.Login = (lambda host: doctor.login(context, host)) if doctor else (lambda _: None)
-    if image:
-        return [*own, Check("image", lambda: images.exists(str(image), login))]
-    return [*own, Check("image", lambda: tools.builder(context))]
-
-
-def _limited(checks: Sequence[Check], seconds: float | None) -> list[Check]:
-    return [replace(check, seconds=seconds) for check in checks] if seconds else list(checks)
+    found = runner.run(_limit(first, seconds), f"stack {name}: this machine")
+    if not settings.usable:
+        return [*found, *with_check_name("cloud", skipped("not checked: fix the settings first"))]
+    second = [Check("budget", lambda: budget(settings)), *_stack_checks(settings, state, doctor)]
+    return [*found, *runner.run(_limit(second, seconds), f"stack {name}: {settings.stack.cloud.name}")]
 
 
 @dataclass
-class _Settings:
-    """A stack's settings, with what is wrong with them; `usable` unless more is wrong than the budget."""
+class _CheckedSettings:
+    """A stack's settings and their problems."""
 
-    read: configuration.Configuration
+    configuration: stack_files.Configuration
     stack: stacks.Stack = field(init=False)
     problems: Sequence[Problem] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        """Parse the configuration, with examples instead of invalid values."""
         try:
-            self.stack = self.read.parse()
+            self.stack = self.configuration.parse()
         except SettingsError as error:
             self.problems = error.problems
-            self.stack = self.read.parse_leniently()
+            self.stack = self.configuration.parse_leniently()
 
     @property
     def usable(self) -> bool:
-        return all(item.key == _BUDGET_KEY for item in self.problems)
+        """Return whether further checks make sense: they do if at most the budget is wrong."""
+        return all(item.key == BUDGET_KEY for item in self.problems)
 
-    @property
     def findings(self) -> list[Finding]:
-        wrong = [item for item in self.problems if item.key != _BUDGET_KEY]
-        if wrong:
-            return [problem(SETTING, item.summary, fix=item.fix) for item in wrong]
-        keys = sum(key.startswith(f"{self.read.project}:") for key in self.read.values)
-        return [ok(f"{keys} keys of Pulumi.{self.read.stack}.yaml and Pulumi.yaml are legal")]
+        """Check all settings except the budget."""
+        invalid = [item for item in self.problems if item.key != BUDGET_KEY]
+        if invalid:
+            return [problem(SETTING, item.summary, fix=item.fix) for item in invalid]
+        read = self.configuration
+        count = sum(key.startswith(f"{read.project}:") for key in read.values)
+        return [ok(f"{count} keys of Pulumi.{read.stack}.yaml and Pulumi.yaml are valid")]
 
 
-def budget(seen: _Settings) -> Finding:
-    """The cost of an hour beside the ceiling."""
-    settings = seen.stack.settings
-    nodes, ceiling = settings.gpu.nodes, settings.budget.max_usd_per_hour
-    over = [item for item in seen.problems if item.key == _BUDGET_KEY]
-    if over:
-        return problem(BUDGET, over[0].summary, fix=over[0].fix)
+@dataclass
+class _StackState:
+    """The stack's state in the backend; `outputs` are those of the last `up`, None before it."""
+
+    name: str
+    folder: Path
+    outputs: StackOutputs | None = None
+
+    def check(self) -> Finding:
+        """Read the outputs, and report whether the stack is up."""
+        try:
+            self.outputs = LiveStack(self.name, folder=self.folder, display=Silent()).outputs_if_up()
+        except OperationError as error:
+            message, _, fix = str(error).partition("; run: ")
+            fix = fix or "pulumi login; pulumi stack ls"
+            raise QueryFailedError(STATE, " ".join(message.split()), is_problem=True, fix=fix) from None
+        if self.outputs is None:
+            return ok("not up yet: the following checks cover what `up` needs")
+        return ok(f"up in {self.outputs.account}, cluster {self.outputs.cluster_name}")
+
+
+def _stack_checks(settings: _CheckedSettings, state: _StackState, doctor: CloudDoctor | None) -> list[Check]:
+    """Return the checks of the cloud account and the image and, if the stack is up, of the cluster and the job."""
+    name, job_section = settings.configuration.stack, settings.stack.sections["job"].model_extra or {}
+    outputs = dataclasses.asdict(state.outputs) if state.outputs else None
+    context = Context(settings.stack.settings, settings.configuration.values, job_section, outputs)
+    found = [*(doctor.checks(context) if doctor else ()), _image_check(context, doctor)]
+    if outputs and not outputs["kubeconfig"]:
+        found.append(Check("job", lambda: skipped("runs on a service of the cloud: see the stack's next_steps")))
+    elif outputs:
+        devices = doctor.devices(context.settings) if doctor else {}
+        found += cluster.checks(context, devices, str(outputs["kubeconfig"]), settings.stack.cloud.login)
+        found += job.checks(name, needs=cluster.SERVER)
+    return found
+
+
+def _image_check(context: Context, doctor: CloudDoctor | None) -> Check:
+    """Return the check of the existing image, or of the builder if the stack builds its image."""
+    image = context.job.get("image")
+    login: images.Login = (lambda host: doctor.login(context, host)) if doctor else (lambda _: None)
+    if image:
+        return Check("image", lambda: images.exists(str(image), login))
+    return Check("image", lambda: tools.builder(context))
+
+
+def _limit(checks: Sequence[Check], seconds: float | None) -> list[Check]:
+    """Return the checks with another time limit, if one is given."""
+    return [replace(check, seconds=seconds) for check in checks] if seconds else list(checks)
+
+
+def budget(checked: _CheckedSettings) -> Finding:
+    """Compare the hourly cost with the budget."""
+    settings = checked.stack.settings
+    nodes, limit = settings.gpu.nodes, settings.budget.max_usd_per_hour
+    exceeded = [item for item in checked.problems if item.key == BUDGET_KEY]
+    if exceeded:
+        return problem(BUDGET, exceeded[0].summary, fix=exceeded[0].fix)
     billed = [
         cost.HourlyCost(settings.cost_lines(count)).billed(settings.interruptible)
         for count in (nodes.desired, nodes.max)
     ]
-    told = f"{billed[0]:.2f} USD/h with {nodes.desired} GPU nodes, {billed[1]:.2f} with {nodes.max} at most"
-    return ok(f"{told}; " + (f"the ceiling is {ceiling:g}" if ceiling else "no ceiling (budget.max_usd_per_hour)"))
-
-
-def _state(name: str, folder: Path, outputs: list[StackOutputs | None]) -> Finding:
-    try:
-        outputs[0] = LiveStack(name, folder=folder, display=Silent()).outputs_if_up()
-    except OperationError as error:
-        what, _, fix = str(error).partition("; run: ")
-        raise QueryFailedError(
-            STATE, " ".join(what.split()), is_problem=True, fix=fix or "pulumi login; pulumi stack ls"
-        ) from None
-    if outputs[0] is None:
-        return ok("not up yet: what follows is about what `up` will need")
-    return ok(f"up in {outputs[0].account}, cluster {outputs[0].cluster_name}")
+    result = f"{billed[0]:.2f} USD/h with {nodes.desired} GPU nodes, {billed[1]:.2f} with {nodes.max} at most"
+    return ok(f"{result}; " + (f"the limit is {limit:g}" if limit else f"no limit ({BUDGET_KEY})"))
 
 
 def show(stack: str, found: Sequence[Finding], code: int) -> None:
-    """The table, and one line that sums it up."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    """Print the findings as a table, with a summary line."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
     table = Table(box=None, pad_edge=False)
     for column in ("CHECK", "", "RESULT", "WHAT TO DO"):
         table.add_column(column, overflow="fold", no_wrap=column in ("CHECK", ""))
-    before = ""
+    previous = ""
     for item in found:
-        name, before = ("" if item.check == before else item.check), item.check
-        state = Text(_WORDS[item.status], style=_COLOURS[item.status])
-        table.add_row(Text(name), state, Text(item.result), Text(item.fix))
+        name, previous = ("" if item.check == previous else item.check), item.check
+        status = Text(_LABELS[item.status], style=_STYLES[item.status])
+        table.add_row(Text(name), status, Text(item.result), Text(item.fix))
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     counts = Counter(item.status for item in found)
-    words = {"problem": "to fix", "unknown": "could not be looked at", "ok": "fine", "skipped": "left out"}
-    parts = [f"{counts[status]} {text}" for status, text in words.items() if counts[status]]  # type: ignore[index]
-    console.print(Text(f"\nstack {stack}: {', '.join(parts)}", style="green" if code == FINE else "bold"))
+    parts = [f"{counts[status]} {text}" for status, text in _SUMMARY.items() if counts[status]]
+    console.print(Text(f"\nstack {stack}: {', '.join(parts)}", style="green" if code == SUCCESS else "bold"))

@@ -1,4 +1,4 @@
-"""The tables of the guides that are data: causes from the doctor's list, costs from the catalog."""
+"""Generated tables of the guides: causes from the doctor, costs from the catalog, and alerts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from infra import clouds
-from infra import stack_files as configuration
+from infra import clouds, stack_files
 from infra.cost import HourlyCost
 from infra.doctor.tools import ROOT
 from infra.findings.common_causes import CLUSTER, GENERAL
@@ -21,7 +20,7 @@ _LABEL = re.compile(r"\{\{.*?\}\}")
 
 
 def lists() -> dict[str, Sequence[Cause]]:
-    """Every list of causes by the name that a guide asks for."""
+    """Return every list of causes by the name that a guide uses for it."""
     found: dict[str, Sequence[Cause]] = {"general": GENERAL, "cluster": CLUSTER}
     for name in clouds.available():
         doctor = clouds.load(name).doctor
@@ -31,14 +30,14 @@ def lists() -> dict[str, Sequence[Cause]]:
 
 
 def table(causes: Sequence[Cause]) -> str:
-    """Rows of Markdown: what one sees, why, what to do."""
+    """Return a Markdown table of symptoms, reasons and fixes."""
     rows = (f"| {_cell(item.symptom)} | {_cell(item.reason)} | {_cell(item.generic_fix)} |" for item in causes)
     return "\n".join(["| you see | why | what to do |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 def hourly(stack: str) -> str:
-    """What an hour of a stack of this repository costs, item by item, as its file of settings stands."""
-    settings = configuration.read(stack).parse_leniently().settings
+    """Return a Markdown table of the hourly cost of one of this repository's stacks, item by item."""
+    settings = stack_files.read(stack).parse_leniently().settings
     lines = settings.cost_lines(settings.gpu.nodes.desired)
     rows = [f"| {line.count:g} x {line.what} | {line.count * line.on_demand_usd_per_hour:.2f} |" for line in lines]
     total = HourlyCost(lines).on_demand_usd
@@ -46,10 +45,10 @@ def hourly(stack: str) -> str:
 
 
 def hourly_of_all() -> str:
-    """What an hour of every stack costs that pays for its nodes, and how much of it is the GPU nodes."""
+    """Return a Markdown table of the hourly cost of every stack that pays for its nodes."""
     rows = []
-    for stack in configuration.list_stacks():
-        settings = configuration.read(stack).parse_leniently().settings
+    for stack in stack_files.list_stacks():
+        settings = stack_files.read(stack).parse_leniently().settings
         lines = settings.cost_lines(settings.gpu.nodes.desired)
         if lines:
             pool, total = lines[0], HourlyCost(lines).on_demand_usd
@@ -61,22 +60,23 @@ def hourly_of_all() -> str:
 
 
 def files() -> Iterator[Path]:
-    """The guides that have such a table."""
+    """Yield the guides that contain a generated table."""
     for path in sorted(ROOT.glob("README.md")) + sorted((ROOT / "infra").rglob("README.md")):
         text = path.read_text(encoding="utf-8")
         if _BLOCK.search(text) or _ALERTS.search(text):
             yield path
 
 
-def written(text: str, where: Path) -> str:
-    """A guide's text with its tables as they should be; ValueError names a list that nobody has."""
+def update_tables(text: str, path: Path) -> str:
+    """Return a guide's text with current tables; raise ValueError for an unknown table."""
     known = lists()
 
     def fill(match: re.Match[str]) -> str:
+        """Return one block with its current table."""
         name = match["name"]
-        legal = list(known) if match["kind"] == "causes" else [*configuration.list_stacks(), "all"]
-        if name not in legal:
-            raise ValueError(f"{where}: no list of {match['kind']} {name!r}; legal: {', '.join(legal)}")
+        allowed = list(known) if match["kind"] == "causes" else [*stack_files.list_stacks(), "all"]
+        if name not in allowed:
+            raise ValueError(f"{path}: no list of {match['kind']}: got {name!r}; allowed: {', '.join(allowed)}")
         costs = hourly_of_all() if name == "all" else hourly(name) if match["kind"] == "cost" else ""
         return f"{match[1]}{costs or table(known[name])}{match[4]}"
 
@@ -84,7 +84,7 @@ def written(text: str, where: Path) -> str:
 
 
 def alerts() -> str:
-    """The alerts as a table."""
+    """Return a Markdown table of the alerts."""
     rows = []
     for item in ALERTS:
         when = f"{_cell(_LABEL.sub('...', item.summary))}" + (f", for {item.minutes} min" if item.minutes else "")
@@ -93,11 +93,11 @@ def alerts() -> str:
 
 
 def rewrite() -> list[Path]:
-    """Bring every guide up to date; the files that changed."""
+    """Update the tables of every guide and return the changed files."""
     changed = []
     for path in files():
         before = path.read_text(encoding="utf-8")
-        after = written(before, path)
+        after = update_tables(before, path)
         if after != before:
             path.write_text(after, encoding="utf-8")
             changed.append(path.relative_to(ROOT))
@@ -105,4 +105,5 @@ def rewrite() -> list[Path]:
 
 
 def _cell(text: str) -> str:
+    """Escape a text for a table's cell."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")

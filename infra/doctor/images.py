@@ -1,4 +1,4 @@
-"""Whether the image of `job.image` exists, asked of its registry by the protocol that all registries speak."""
+"""The check that the image of `job.image` exists, through the registry API (OCI distribution specification)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from http import HTTPStatus
 from urllib.parse import urlencode
 
 import urllib3
@@ -13,7 +14,7 @@ import urllib3
 from infra.findings.common_causes import IMAGE_CLOSED, NO_IMAGE, SLOW
 from infra.findings.model import Finding, ok, problem, skipped, unknown
 
-#: What a manifest may be: an index or an image, in Docker's spelling and in that of OCI.
+#: Media types of a manifest: an index or an image, of Docker and of OCI.
 _ACCEPT = ", ".join(
     f"application/vnd.{kind}+json"
     for kind in (
@@ -25,29 +26,30 @@ _ACCEPT = ", ".join(
 )
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _TIMEOUT = urllib3.Timeout(connect=5, read=15)
+#: Returns user and password for a registry's host, None for an unknown host.
 Login = Callable[[str], tuple[str, str] | None]
 
 
 def exists(image: str, login: Login, scheme: str = "https") -> Finding:
-    """Ask for the manifest; `login` knows users and passwords of the cloud's own registries by host."""
+    """Check that the registry has the image; `login` provides the credentials of the cloud's own registries."""
     host, repository, reference = split(image)
     if host is None:
-        return skipped(f"{image} names no registry: the nodes themselves must have it")
+        return skipped(f"{image} has no registry: the nodes must have it already")
     url = f"{scheme}://{host}/v2/{repository}/manifests/{reference}"
     try:
-        response = _asked(url, login(host))
+        response = _head_manifest(url, login(host))
     except urllib3.exceptions.HTTPError as error:
-        return unknown(SLOW, f"{host} does not answer ({type(error).__name__})")
-    if response.status == 200:  # HTTP: OK
+        return unknown(SLOW, f"{host} does not respond ({type(error).__name__})")
+    if response.status == HTTPStatus.OK:
         digest = response.headers.get("Docker-Content-Digest", "")
-        return ok(f"{image} is there" + (f" ({digest[:19]})" if digest else ""))
-    if response.status == 404:  # HTTP: not found
+        return ok(f"{image} exists" + (f" ({digest[:19]})" if digest else ""))
+    if response.status == HTTPStatus.NOT_FOUND:
         return problem(NO_IMAGE, f"{host} has no {repository} {reference}", image="<image>")
-    return unknown(IMAGE_CLOSED, f"{host} answers {response.status} for {repository} {reference}", host=host)
+    return unknown(IMAGE_CLOSED, f"{host} responds {response.status} for {repository} {reference}", host=host)
 
 
 def split(image: str) -> tuple[str | None, str, str]:
-    """Host, repository and tag or digest; the host is None for a name that only the nodes know (`trainer:dev`)."""
+    """Return host, repository and tag or digest; the host is None for a name without registry (`trainer:dev`)."""
     name, at, digest = image.partition("@")
     last = name.rpartition("/")[2]
     tag = last.partition(":")[2] or "latest"
@@ -61,12 +63,15 @@ def split(image: str) -> tuple[str | None, str, str]:
     return "registry-1.docker.io", name, reference
 
 
-def _asked(url: str, login: tuple[str, str] | None) -> urllib3.BaseHTTPResponse:
-    """One HEAD, once more with the token that the registry's challenge asks for (distribution's token protocol)."""
+def _head_manifest(url: str, login: tuple[str, str] | None) -> urllib3.BaseHTTPResponse:
+    """Send a HEAD request, and repeat it with the token that the registry requests.
+
+    See https://distribution.github.io/distribution/spec/auth/token/.
+    """
     basic = {"Authorization": "Basic " + base64.b64encode(":".join(login).encode()).decode()} if login else {}
     response = _send("HEAD", url, {"Accept": _ACCEPT})
     challenge = response.headers.get("WWW-Authenticate", "")
-    if response.status != 401:  # HTTP: unauthorised
+    if response.status != HTTPStatus.UNAUTHORIZED:
         return response
     if challenge.lower().startswith("basic"):
         return _send("HEAD", url, {"Accept": _ACCEPT} | basic) if basic else response
@@ -75,7 +80,7 @@ def _asked(url: str, login: tuple[str, str] | None) -> urllib3.BaseHTTPResponse:
         return response
     query = urlencode({key: fields[key] for key in ("service", "scope") if key in fields})
     granted = _send("GET", f"{fields['realm']}?{query}", basic)
-    if granted.status != 200:  # HTTP: OK
+    if granted.status != HTTPStatus.OK:
         return granted
     body = json.loads(granted.data)
     token = body.get("token") or body.get("access_token")
@@ -83,4 +88,5 @@ def _asked(url: str, login: tuple[str, str] | None) -> urllib3.BaseHTTPResponse:
 
 
 def _send(method: str, url: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    """Send one request without retries."""
     return urllib3.request(method, url, headers=headers, timeout=_TIMEOUT, retries=False)

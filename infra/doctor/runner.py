@@ -1,4 +1,4 @@
-"""Runs checks side by side, each for so long and no longer, and says what is going on."""
+"""Runs checks concurrently, each with a time limit, and shows the progress."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from infra.findings.common_causes import API_CLOSED, API_FORBIDDEN, API_LOGIN, B
 from infra.findings.model import Check, Finding, QueryFailedError, problem, skipped, unknown, with_check_name
 from infra.kube_api import KubeApiError, KubeconfigError
 
-_BEAT_SECONDS = 5.0
+_PROGRESS_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
 def run(checks: Sequence[Check], title: str, stream: TextIO | None = None) -> list[Finding]:
-    """What every check found, in the order given; KeyboardInterrupt leaves at once.
+    """Run all checks and return their findings in the order of the checks; KeyboardInterrupt stops at once.
 
-    A check has a thread of its own that nobody waits for once its time is over: clouds' clients retry for minutes.
+    Each check runs in its own thread, which is abandoned after the time limit: clouds' clients retry for minutes.
     """
     names = {check.name for check in checks}
-    assert len(names) == len(checks), "two checks of one name"
-    assert all(check.needs in names for check in checks if check.needs), "a check needs one that is not there"
+    assert len(names) == len(checks), "two checks with the same name"
+    assert all(check.needs in names for check in checks if check.needs), "a check needs another that does not exist"
     with Progress(title, len(checks), stream or sys.stderr) as progress:
-        return _Round(checks, progress).results()
+        return _Run(checks, progress).results()
 
 
 def answer(check: Check) -> list[Finding]:
@@ -52,8 +52,8 @@ def _explain(error: KubeApiError) -> Finding:
     return unknown(API_CLOSED, error.reason)
 
 
-class _Round:
-    """Checks under way, finished and yet to come."""
+class _Run:
+    """One run of checks: those waiting for another check, the running ones and the findings."""
 
     def __init__(self, checks: Sequence[Check], progress: Progress) -> None:
         self._checks, self._progress = checks, progress
@@ -63,6 +63,7 @@ class _Round:
         self._answers: queue.Queue[tuple[str, list[Finding]]] = queue.Queue()
 
     def results(self) -> list[Finding]:
+        """Run until every check has findings."""
         while len(self._found) < len(self._checks):
             self._start()
             self._collect()
@@ -71,37 +72,39 @@ class _Round:
         return [finding for check in self._checks for finding in self._found[check.name]]
 
     def _start(self) -> None:
+        """Start the checks whose needed check is done; skip those whose needed check is not ok."""
         for check in list(self._waiting):
-            before = self._found.get(check.needs or "")
-            if check.needs and before is None:
+            needed = self._found.get(check.needs or "")
+            if check.needs and needed is None:
                 continue
             self._waiting.remove(check)
-            if before is not None and any(item.status in ("problem", "unknown", "skipped") for item in before):
-                self._found[check.name] = with_check_name(
-                    check.name, skipped(f"needs {check.needs!r}, which comes first")
-                )
+            if needed is not None and any(item.status in ("problem", "unknown", "skipped") for item in needed):
+                self._found[check.name] = with_check_name(check.name, skipped(f"needs the check {check.needs!r}"))
                 continue
             self._running[check.name] = (check, time.monotonic())
-            threading.Thread(target=self._ask, args=(check,), daemon=True).start()
+            threading.Thread(target=self._answer, args=(check,), daemon=True).start()
 
-    def _ask(self, check: Check) -> None:
+    def _answer(self, check: Check) -> None:
+        """Run one check and queue its findings."""
         try:
             found = answer(check)
-        except Exception as error:  # one broken check must not cost the answers of the others
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            found = with_check_name(check.name, unknown(BROKEN, told))
+        except Exception as error:  # one broken check must not hide the findings of the others
+            result = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            found = with_check_name(check.name, unknown(BROKEN, result))
         self._answers.put((check.name, found))
 
     def _collect(self) -> None:
+        """Wait shortly for the next findings."""
         try:
             name, found = self._answers.get(timeout=_POLL_SECONDS)
         except queue.Empty:
             return
-        if name in self._running:  # not given up meanwhile
+        if name in self._running:  # otherwise its time limit has passed
             del self._running[name]
             self._found[name] = found
 
     def _give_up(self) -> None:
+        """Stop waiting for checks whose time limit has passed."""
         for name, (check, since) in list(self._running.items()):
             if time.monotonic() - since > check.seconds:
                 del self._running[name]
@@ -109,13 +112,13 @@ class _Round:
 
 
 class Progress:
-    """A moving line on a terminal; elsewhere one line at the start and one every few seconds."""
+    """A status line on a terminal; otherwise a line at the start and every few seconds."""
 
     def __init__(self, title: str, total: int, stream: TextIO) -> None:
         self._title, self._total, self._stream = title, total, stream
         console = Console(file=stream, highlight=False)
         self._status: Status | None = Status(title, console=console) if console.is_terminal else None
-        self._since = self._told = time.monotonic()
+        self._since = self._last_line = time.monotonic()
 
     def __enter__(self) -> Progress:
         if self._status:
@@ -129,15 +132,16 @@ class Progress:
             self._status.stop()
 
     def show(self, done: int, running: Sequence[str]) -> None:
-        """How far it is."""
+        """Show the number of finished checks and the running ones."""
         now = time.monotonic()
         text = f"{done} of {self._total} done, {now - self._since:.0f} s; now: {', '.join(running)}"
         if self._status:
             self._status.update(f"{self._title}: {text}")
-        elif now - self._told >= _BEAT_SECONDS and running:
-            self._told = now
+        elif now - self._last_line >= _PROGRESS_SECONDS and running:
+            self._last_line = now
             self._line(f"... {text}")
 
     def _line(self, text: str) -> None:
+        """Write a line at once."""
         self._stream.write(text + "\n")
         self._stream.flush()

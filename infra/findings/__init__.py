@@ -1,1 +1,1 @@
-"""The checks of the doctor as data: findings, causes and how a cluster is queried."""
+"""Findings of checks, and the causes that explain them."""

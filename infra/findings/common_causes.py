@@ -1,4 +1,4 @@
-"""Causes that no cloud has for itself: tools, settings, images, the cluster, the job."""
+"""Causes that all clouds share: tools, settings, images, the cluster and the job."""
 
 from __future__ import annotations
 
@@ -7,84 +7,84 @@ from infra.findings.model import Cause
 SLOW = Cause(
     "slow",
     "a check ends with `no answer in ... s`, or with status 429 or 5xx",
-    "a proxy or a firewall swallows the question, or the service is down or has too much to do",
+    "a proxy or a firewall drops the request, or the service is down or overloaded",
     "try again with --timeout 120; behind a proxy set HTTPS_PROXY",
 )
 BROKEN = Cause(
     "broken",
     "a check ends with the name of a Python error",
-    "the check itself failed: an answer has a shape that it does not know",
+    "the check itself failed on a response of an unknown format",
     "open an issue with the output of --json",
 )
 NO_ENGINE = Cause(
     "pulumi-cli",
-    "`no pulumi on PATH`, or a version that is refused",
-    "the engine is not installed, or too old to stream what it does",
+    "`no pulumi on PATH`, or an unsupported version",
+    "the engine is not installed, or too old to stream its events",
     "{install}",
     guide="https://www.pulumi.com/docs/install, the version that requirements.txt pins or newer",
 )
 NO_LANGUAGE = Cause(
     "pulumi-python",
     "`failed to load language plugin python`",
-    "the engine starts Python through pulumi-language-python, which must be on PATH beside it",
+    "the engine starts Python through pulumi-language-python, which must be installed in the same folder or on PATH",
     "{install}",
-    guide="https://www.pulumi.com/docs/install: the whole archive, not the command alone",
+    guide="https://www.pulumi.com/docs/install: unpack the whole archive, not only the command",
 )
 PYTHON = Cause(
     "python",
     "`SyntaxError`, or packages without wheels",
-    "this Python is outside the range that the pinned packages exist for",
+    "the pinned packages do not support this version of Python",
     "make PYTHON=python3.12 install-infra",
 )
-OUT_OF_STEP = Cause(
+PACKAGES_DIFFER = Cause(
     "lock",
-    "`ModuleNotFoundError`, or a preview that wants to change what nobody touched",
-    "the packages in the environment are not those of requirements.txt: another SDK has other inputs",
+    "`ModuleNotFoundError`, or a preview with changes that no setting explains",
+    "the installed packages differ from requirements.txt: other SDK versions have other inputs",
     "make install-infra, then run .venv/bin/python",
 )
 STATE = Cause(
     "state",
     "`pulumi` asks for a login or a passphrase, or the stack is locked",
-    "where states are kept cannot be read with what this shell knows",
+    "the state backend cannot be read with the credentials of this shell",
     "{fix}",
-    guide="pulumi login; export PULUMI_CONFIG_PASSPHRASE=...; where a lock is left: pulumi cancel --stack <stack>",
+    guide="pulumi login; export PULUMI_CONFIG_PASSPHRASE=...; to remove a stale lock: pulumi cancel --stack <stack>",
 )
 SETTING = Cause(
     "settings",
     "`... settings to fix`",
-    "a key of Pulumi.<stack>.yaml has a value that is not legal",
+    "a key of Pulumi.<stack>.yaml has a value that is not allowed",
     "{fix}",
-    guide="the command under each of them: pulumi config set --path <key> <value>",
+    guide="run the command of each line: pulumi config set --path <key> <value>",
 )
 BUDGET = Cause(
     "budget",
     "preview ends with `the stack costs ... USD per hour at gpu.nodes.max`",
     "the pool at its maximum costs more than budget.max_usd_per_hour",
     "{fix}, or fewer nodes: pulumi config set --path gpu.nodes.max N",
-    guide="pulumi config set --path budget.max_usd_per_hour <usd>, or --path gpu.nodes.max with fewer nodes",
+    guide="pulumi config set --path budget.max_usd_per_hour <usd>, or fewer nodes: --path gpu.nodes.max N",
 )
 NO_BUILDER = Cause(
     "image-builder",
     "`up` fails at the image with `failed to connect to the docker API`",
-    "the image is built on this machine by BuildKit, and no Docker daemon answers",
-    "start Docker, or name an image that exists: pulumi config set --path job.image <image>@sha256:...",
+    "BuildKit builds the image on this machine, and no Docker daemon responds",
+    "start Docker, or use an existing image: pulumi config set --path job.image <image>@sha256:...",
 )
 NO_IMAGE = Cause(
     "image-missing",
     "pods stay in ImagePullBackOff",
-    "the registry does not have the image of job.image",
+    "the image of job.image is not in the registry",
     "push it, or correct the name: pulumi config set --path job.image {image}",
 )
 IMAGE_CLOSED = Cause(
     "image-closed",
     "`unauthorized` or `denied` from the registry",
-    "the registry does not show the image to these credentials; nodes may still be allowed to pull it",
+    "these credentials may not read the image; the nodes may still be allowed to pull it",
     "docker login {host}, or use the stack's own registry: pulumi config rm --path job.image",
 )
 API_CLOSED = Cause(
     "api-unreachable",
     "`dial tcp ...: i/o timeout` from kubectl and from `up`",
-    "the Kubernetes API is private, or this machine's address is not among network.authorized_cidrs",
+    "the Kubernetes API is private, or network.authorized_cidrs lacks this machine's address",
     "pulumi config set --path 'network.authorized_cidrs[0]' <your address>/32, then up; or work inside the network",
 )
 API_LOGIN = Cause(
@@ -92,31 +92,31 @@ API_LOGIN = Cause(
     "`You must be logged in to the server`",
     "the kubeconfig's command got no token, or its account has no role in the cluster",
     "{login}",
-    guide="log in to the cloud again; be among the cluster's administrators, or ask one",
+    guide="log in to the cloud again; if that does not help, ask an administrator of the cluster for access",
 )
 API_FORBIDDEN = Cause(
     "api-forbidden",
     "`... is forbidden: User ... cannot list resource`",
-    "these credentials may use the cluster and not look at this",
+    "these credentials may use the cluster, but not list this resource",
     "ask the cluster's owner for a role that may list {what}",
 )
 NODE_NOT_READY = Cause(
     "node-not-ready",
     "`kubectl get nodes` shows NotReady",
     "the node's kubelet does not report, or its network add-on is missing",
-    "kubectl describe node {node}; a node that stays so: kubectl delete node {node}, and the pool brings another",
+    "kubectl describe node {node}; if it stays NotReady: kubectl delete node {node}, and the pool replaces it",
 )
 NO_GPUS = Cause(
     "gpus-missing",
-    "pods wait with `Insufficient nvidia.com/gpu` although the nodes are there",
-    "the driver or the device plug-in does not run on the node, or a GPU has fallen off the bus",
-    "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}: look for device plug-in and driver",
+    "pods wait with `Insufficient nvidia.com/gpu` although the nodes exist",
+    "the driver or the device plug-in does not run on the node, or a GPU has failed",
+    "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}: check the device plug-in and the driver",
 )
 NO_FABRIC = Cause(
     "fabric-missing",
     "pods wait with `Insufficient` fabric devices, or NCCL falls back to TCP",
     "the fabric's device plug-in does not run on the node, or the node has no such card",
-    "kubectl describe node {node} | grep {device}, and the logs of the fabric's plug-in",
+    "kubectl describe node {node} | grep {device}, and read the logs of the fabric's plug-in",
 )
 CLAIM = Cause(
     "storage-unbound",
@@ -127,37 +127,37 @@ CLAIM = Cause(
 MOUNT = Cause(
     "storage-mount",
     "pods stay in ContainerCreating with FailedMount",
-    "the node does not reach the file system, or lacks its driver",
-    "kubectl --namespace {namespace} describe pod {pod}: the event says which",
+    "the node cannot reach the file system, or has no driver for it",
+    "kubectl --namespace {namespace} describe pod {pod}: its events show the reason",
 )
 OPERATOR = Cause(
     "operator",
-    "jobs that nobody makes pods for; GPUs or devices that nobody advertises",
-    "an operator's pods do not run",
+    "jobs without pods, or nodes without GPUs or devices",
+    "the pods of an operator do not run",
     "kubectl --namespace {namespace} describe {kind} {name}, then: python -m infra up --stack {stack}",
 )
 JOB = Cause(
     "job",
-    "the run makes no steps",
-    "its job or one of its pods waits or has failed, for the reason given",
+    "the run makes no progress",
+    "its job or one of its pods waits or has failed",
     "python -m workloads status --stack {stack}",
 )
 JOB_LOG = Cause(
     "job-log",
     "the trainer ends with an error",
-    "its log says what",
+    "the log shows the error",
     "python -m workloads logs --stack {stack} --pod {pod}",
 )
 NO_CLIENT = Cause(
     "client-missing",
     "a check ends with `the Python package ... is missing`",
-    "the clouds' clients are optional: only the doctor uses them",
+    "the Python clients of the clouds are optional: only the doctor uses them",
     "make install-doctor",
 )
 
 GENERAL = (
-    NO_ENGINE, NO_LANGUAGE, PYTHON, OUT_OF_STEP, STATE, SETTING, BUDGET, NO_CLIENT, NO_BUILDER, NO_IMAGE, IMAGE_CLOSED,
-    SLOW, BROKEN,
+    NO_ENGINE, NO_LANGUAGE, PYTHON, PACKAGES_DIFFER, STATE, SETTING, BUDGET, NO_CLIENT, NO_BUILDER, NO_IMAGE,
+    IMAGE_CLOSED, SLOW, BROKEN,
 )  # fmt: skip
 CLUSTER = (
     API_CLOSED, API_LOGIN, API_FORBIDDEN, NODE_NOT_READY, NO_GPUS, NO_FABRIC, CLAIM, MOUNT, OPERATOR, JOB, JOB_LOG,

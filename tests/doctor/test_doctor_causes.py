@@ -1,4 +1,4 @@
-"""The one list of causes: every check draws from it, and so do the guides."""
+"""The lists of causes, which both the checks and the guides use."""
 
 from __future__ import annotations
 
@@ -13,70 +13,66 @@ from infra.doctor.guides import lists
 from infra.findings.model import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
-EVERY = [cause for causes in lists().values() for cause in causes]
-#: Causes that no question can find beforehand, and which only the guides tell.
-TOLD_ONLY = {"aws-capacity", "aws-efa", "azure-capacity", "azure-private", "gcp-capacity"}
-#: Blanks that two checks fill in the same way for all causes of their kind.
-SOURCES = [
-    path
-    for pattern in ("*.py", "doctor/*.py", "findings/*.py", "clouds/*/doctor.py", "clouds/*/doctor/*.py")
+CAUSES = [cause for causes in lists().values() for cause in causes]
+#: Causes that no check can find in advance; only the guides mention them.
+GUIDES_ONLY = {"aws-capacity", "aws-efa", "azure-capacity", "azure-private", "gcp-capacity"}
+PATTERNS = ("doctor/*.py", "findings/*.py", "clouds/*/doctor.py", "clouds/*/doctor/*.py")
+CHECKS = "\n".join(
+    path.read_text()
+    for pattern in PATTERNS
     for path in (ROOT / "infra").glob(pattern)
-]
+    if not path.name.endswith("causes.py")
+)
+#: The name of each cause's constant by its key.
+CONSTANTS = {
+    key: name
+    for path in (ROOT / "infra").rglob("*.py")
+    for name, key in re.findall(r'^(\w+) = Cause\(\s*"([\w-]+)"', path.read_text(), re.MULTILINE)
+}
 
 
-def test_every_cause_has_a_key_of_its_own() -> None:
-    keys = [cause.key for cause in EVERY]
+def test_every_cause_has_a_unique_key() -> None:
+    keys = [cause.key for cause in CAUSES]
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("name", sorted(lists()))
-def test_every_cause_that_is_not_only_told_is_used_by_a_check(name: str) -> None:
-    code = "\n".join(path.read_text() for path in SOURCES if not path.name.endswith("causes.py"))
-    module = "infra.findings.common_causes" if name in ("general", "cluster") else f"infra.clouds.{name}.doctor.causes"
-    if name == "local":
-        module = "infra.clouds.local.doctor"
-    names = {
-        value.key: key for key, value in vars(__import__(module, fromlist=["x"])).items() if isinstance(value, Cause)
-    }
-    for cause in lists()[name]:
-        uses = len(
-            re.findall(
-                rf"\b(?:problem|unknown|QueryFailedError|advertised)\([^#]{{0,200}}?\b{names[cause.key]}\b", code
-            )
-        )
-        if cause.key in TOLD_ONLY:
-            assert uses == 0, f"{cause.key} is found by a check: take it off the list"
-        else:
-            assert uses, f"no check finds {cause.key}"
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.key)
+def test_a_check_finds_every_cause_that_can_be_found_in_advance(cause: Cause) -> None:
+    uses = re.findall(rf"\b(?:problem|unknown|QueryFailedError|advertised)\([^#]*?\b{CONSTANTS[cause.key]}\b", CHECKS)
+    if cause.key in GUIDES_ONLY:
+        assert not uses, "a check finds it: remove it from GUIDES_ONLY"
+    else:
+        assert uses, "no check finds it"
 
 
-@pytest.mark.parametrize("cause", EVERY, ids=lambda cause: cause.key)
-def test_a_cause_says_what_is_seen_why_and_what_to_do(cause: Cause) -> None:
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.key)
+def test_a_cause_has_a_symptom_a_reason_and_a_fix(cause: Cause) -> None:
     assert cause.symptom
     assert cause.reason
     assert cause.fix
     for text in (cause.symptom, cause.reason):
-        assert not any(name for _, name, _, _ in string.Formatter().parse(text)), "only a cure has blanks"
-    assert not {"<fix>", "<login>", "<install>"} & set(re.findall(r"<\w+>", cause.generic_fix)), "a guide must say what"
-    assert "<" not in cause.symptom, "a blank inside code would not show in a guide"
+        assert not any(name for _, name, _, _ in string.Formatter().parse(text)), "only a fix has placeholders"
+    placeholders = set(re.findall(r"<\w+>", cause.generic_fix))
+    assert not {"<fix>", "<login>", "<install>"} & placeholders, "a guide must show the whole fix"
+    assert "<" not in cause.symptom, "Markdown would drop a placeholder inside code"
 
 
 @pytest.mark.parametrize("path", sorted(guides.files()), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_tables_of_a_guide_are_those_of_the_list(path: Path) -> None:
+def test_the_tables_of_a_guide_are_up_to_date(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert guides.written(text, path) == text, "run: python -m infra doctor --markdown"
+    assert guides.update_tables(text, path) == text, "run: python -m infra doctor --markdown"
 
 
-def test_every_list_stands_in_a_guide() -> None:
+def test_every_list_of_causes_is_in_a_guide() -> None:
     shown = {name for path in guides.files() for name in re.findall(r"<!-- causes: ([\w-]+) -->", path.read_text())}
     assert shown == set(lists())
 
 
-def test_a_table_that_has_drifted_is_written_anew_and_one_of_an_unknown_list_refused(tmp_path: Path) -> None:
+def test_a_stale_table_is_replaced_and_an_unknown_list_is_an_error(tmp_path: Path) -> None:
     text = "before\n<!-- causes: cluster -->\nold\n<!-- /causes -->\nafter\n"
-    fixed = guides.written(text, tmp_path)
-    assert fixed.startswith("before\n<!-- causes: cluster -->\n| you see | why | what to do |\n")
-    assert fixed.endswith("<!-- /causes -->\nafter\n")
-    assert "old" not in fixed
-    with pytest.raises(ValueError, match="no list of causes 'nope'"):
-        guides.written(text.replace("cluster", "nope"), tmp_path)
+    updated = guides.update_tables(text, tmp_path)
+    assert updated.startswith("before\n<!-- causes: cluster -->\n| you see | why | what to do |\n")
+    assert updated.endswith("<!-- /causes -->\nafter\n")
+    assert "old" not in updated
+    with pytest.raises(ValueError, match="no list of causes: got 'nope'"):
+        guides.update_tables(text.replace("cluster", "nope"), tmp_path)

@@ -70,7 +70,7 @@ def doctor(
 
     def run(*words: str, **settings: object) -> tuple[int, Any]:
         pulumi(None)
-        monkeypatch.setattr(tools, "packages_in_step", lambda: ok("in step"))
+        monkeypatch.setattr(tools, "installed_packages", lambda: ok("all match"))
         code = program.main(["doctor", "--stack", "local", "--cwd", str(folder(**settings)), *words])
         told = capsys.readouterr()
         return code, json.loads(told.out) if "--json" in words else told
@@ -137,7 +137,7 @@ def test_a_stack_without_settings_ends_with_2_and_one_line(capsys: pytest.Captur
     assert program.main(["doctor", "--stack", "nowhere"]) == 2
     assert program.main(["doctor"]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("error: no file Pulumi.nowhere.yaml; stacks that have one: aws, azure, gcp, local")
+    assert told[0].startswith("error: no file Pulumi.nowhere.yaml; stacks with a file: aws, azure, gcp, local")
     assert told[1].startswith("error: --stack is missing")
 
 
@@ -180,7 +180,7 @@ def test_a_stack_that_is_up_is_looked_at_inside(
     outputs = {"account": "a", "cluster_name": "c", "kubeconfig": json.dumps(one_node.config()), "job": described}
     outputs |= {"bucket_uri": "file:///b", "checkpoint_uri": "file:///c", "hourly_cost_usd": cost, "next_steps": []}
     pulumi(outputs)
-    monkeypatch.setattr(tools, "packages_in_step", lambda: ok("in step"))
+    monkeypatch.setattr(tools, "installed_packages", lambda: ok("all match"))
     found = {item.check: item for item in command.examine("local", folder())}
     assert found["state"].result == "up in a, cluster c"
     assert found["kubernetes"].status == "ok"

@@ -58,7 +58,7 @@ def test_a_check_that_is_broken_costs_its_own_row_alone() -> None:
 
 
 def test_without_a_terminal_what_is_going_on_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(runner, "_PROGRESS_SECONDS", 0.0)
     stream, go = io.StringIO(), threading.Event()
 
     def wait() -> Finding:

@@ -56,7 +56,7 @@ def test_packages_that_are_not_those_of_the_list_are_named(tmp_path: Path, monke
         "of-windows-alone==2.0 ; sys_platform == 'win32' \\\n    --hash=sha256:00\n"
     )
     monkeypatch.setattr(tools, "LOCK", lock)
-    finding = tools.packages_in_step()
+    finding = tools.installed_packages()
     assert finding.status == "problem"
     assert finding.result == f"pyyaml is {version('pyyaml')}, pinned 1.0; no-such-package is missing, pinned 2.0"
     assert finding.fix.startswith("make install-infra")
