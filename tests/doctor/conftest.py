@@ -1,4 +1,4 @@
-"""Fixtures of the doctor's tests: loopback only, recorded answers over HTTP, settings of every stack."""
+"""Fixtures of the doctor's tests: recorded responses on loopback, contexts of stacks and a fake `pulumi`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doctor_answers import Recorded, serving
 
-from infra import stack_files as configuration
+from infra import stack_files
 from infra.findings.model import Context
 
 
@@ -20,28 +20,28 @@ def _network(loopback_only: None) -> None:
 
 @pytest.fixture
 def recorded() -> Iterator[Recorded]:
-    """A server that answers what a test puts into it, and 404 to everything else."""
+    """Serve the responses that a test adds, and 404 for everything else."""
     with serving(Recorded()) as server:
         yield server
 
 
 @pytest.fixture
 def context() -> Callable[..., Context]:
-    """What the checks of a stack of this repository are made from, with settings on top and outputs where it is up."""
+    """Return a function that builds the context of one of this repository's stacks, with overrides and outputs."""
 
-    def made(
+    def build(
         stack: str, overrides: Mapping[str, object] | None = None, outputs: Mapping[str, object] | None = None
     ) -> Context:
-        read = configuration.read(stack, overrides)
+        read = stack_files.read(stack, overrides)
         parsed = read.parse()
         return Context(parsed.settings, read.values, parsed.sections["job"].model_extra or {}, outputs)
 
-    return made
+    return build
 
 
 @pytest.fixture
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, object] | None], Path]:
-    """A `pulumi` first on PATH, whose stacks have these outputs, or are not there with None."""
+    """Return a function that puts a fake `pulumi` first on PATH; without outputs it has no stack."""
 
     def put(outputs: Mapping[str, object] | None, version: str = "v3.260.0") -> Path:
         folder = tmp_path / "bin"

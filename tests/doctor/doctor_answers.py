@@ -1,4 +1,4 @@
-"""Answers of real APIs, recorded by shape, served over HTTP on loopback; findings by the name of their check."""
+"""A loopback server with recorded responses of cloud APIs, and helpers that run checks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, ob
 
 
 class Recorded:
-    """`answers` by path: status and JSON, or a function of query and body; `asked` is what came in."""
+    """Responses by path: status and JSON, or a function of query and body; `requests` are those received."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
-        self.asked: list[tuple[str, str, Mapping[str, str]]] = []
+        self.requests: list[tuple[str, str, Mapping[str, str]]] = []
         self.headers: dict[str, dict[str, str]] = {}
         self.url = ""
 
     def put(self, path: str, body: object, status: int = 200) -> None:
-        """An answer of JSON."""
+        """Add a JSON response."""
         self.answers[path] = (status, body)
 
 
 @contextmanager
 def serving(recorded: Recorded) -> Iterator[Recorded]:
-    """Serve it on a free port."""
+    """Serve the responses on a free port."""
     with serve(_Handler, recorded=recorded) as port:
         recorded.url = f"http://127.0.0.1:{port}"
         yield recorded
@@ -44,7 +44,7 @@ class _Handler(Handler):
     def _answer(self) -> None:
         parts = urlsplit(self.path)
         body = self.body()
-        self.recorded.asked.append((self.command, self.path, dict(self.headers)))
+        self.recorded.requests.append((self.command, self.path, dict(self.headers)))
         found = self.recorded.answers.get(parts.path, (404, {"error": {"code": 404, "message": f"no {parts.path}"}}))
         if callable(found):
             found = found(dict(parse_qsl(parts.query)) | {"authorization": self.headers.get("Authorization", "")}, body)
@@ -58,8 +58,8 @@ class _Handler(Handler):
     do_GET = do_POST = do_HEAD = _answer
 
 
-def asked(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
-    """Findings of these checks by name, each after what it needs, in this thread."""
+def run_checks(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
+    """Run checks in this thread, each after the one it needs, and return their findings by name."""
     by_name = {check.name: check for check in checks}
     found: dict[str, list[Finding]] = {}
 
@@ -76,6 +76,6 @@ def asked(checks: Sequence[Check], *names: str) -> dict[str, list[Finding]]:
 
 
 def one(found: Mapping[str, Sequence[Finding]], name: str) -> Finding:
-    """The only finding of a check."""
+    """Return the only finding of a check."""
     (finding,) = found[name]
     return finding

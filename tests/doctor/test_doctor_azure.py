@@ -1,4 +1,4 @@
-"""What the doctor says about an Azure subscription, from recorded answers of its management API on loopback."""
+"""The doctor's checks of an Azure subscription, against recorded responses of its management API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from doctor_answers import Recorded, asked, one
+from doctor_answers import Recorded, one, run_checks
 
 from infra.clouds.azure import doctor
 from infra.findings.model import Context
@@ -30,7 +30,7 @@ NAMESPACES = (
 
 
 def size(**more: Any) -> dict[str, Any]:
-    """The size as `Microsoft.Compute/skus` lists it."""
+    """Return the VM size as `Microsoft.Compute/skus` lists it."""
     return {
         "resourceType": "virtualMachines", "name": "Standard_ND96asr_v4", "tier": "Standard", "family": FAMILY,
         "locations": ["eastus"], "locationInfo": [{"location": "eastus", "zones": ["3", "1", "2"]}],
@@ -39,11 +39,12 @@ def size(**more: Any) -> dict[str, Any]:
 
 
 def usage(name: str, current: int, limit: int) -> dict[str, Any]:
+    """Return the usage of one quota."""
     return {"limit": limit, "unit": "Count", "currentValue": current, "name": {"value": name, "localizedValue": name}}
 
 
 class Credential:
-    """A login that always has a token."""
+    """A credential that always has a token."""
 
     def __init__(self, **_: object) -> None:
         pass
@@ -55,7 +56,7 @@ class Credential:
 
 @pytest.fixture
 def arm(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """A subscription in which everything is in order."""
+    """Serve a subscription without any problem."""
     import azure.identity
 
     monkeypatch.setattr(azure.identity, "DefaultAzureCredential", Credential)
@@ -78,39 +79,38 @@ def arm(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 @pytest.mark.usefixtures("arm")
-def test_a_subscription_that_has_everything_is_fine(context: Contexts) -> None:
-    found = asked(doctor.checks(context("azure")))
-    wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
-    assert not wrong
+def test_a_subscription_with_everything_it_needs_has_no_problem(context: Contexts) -> None:
+    found = run_checks(doctor.checks(context("azure")))
+    assert not [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
     assert one(found, "credentials").result == f"Research ({SUBSCRIPTION}), Enabled"
     assert one(found, "resource providers").result == "11 registered", "both pages of the list were read"
     assert "192 needed for 2 x Standard_ND96asr_v4" in one(found, "quota").result
 
 
-def test_every_question_carries_the_token_and_its_version(arm: Recorded, context: Contexts) -> None:
-    asked(doctor.checks(context("azure")))
-    assert {headers["Authorization"] for _, _, headers in arm.asked} == {"Bearer a-token"}
-    assert all("api-version=" in path for _, path, _ in arm.asked if "/page2" not in path)
+def test_every_request_has_the_token_and_an_api_version(arm: Recorded, context: Contexts) -> None:
+    run_checks(doctor.checks(context("azure")))
+    assert {headers["Authorization"] for _, _, headers in arm.requests} == {"Bearer a-token"}
+    assert all("api-version=" in path for _, path, _ in arm.requests if "/page2" not in path)
 
 
-def test_a_provider_that_is_not_registered_names_its_command(arm: Recorded, context: Contexts) -> None:
+def test_an_unregistered_provider_is_reported_with_its_command(arm: Recorded, context: Contexts) -> None:
     arm.put("/page2", {"value": [{"namespace": name, "registrationState": "NotRegistered"} for name in NAMESPACES[6:]]})
-    found = asked(doctor.checks(context("azure")), "resource providers")["resource providers"]
+    found = run_checks(doctor.checks(context("azure")), "resource providers")["resource providers"]
     assert found[0].result == "Microsoft.Network is NotRegistered"
     assert found[0].fix == "az provider register --namespace Microsoft.Network --wait"
     assert len(found) == len(NAMESPACES[6:])
 
 
-def test_a_feature_that_is_not_registered_names_its_commands(arm: Recorded, context: Contexts) -> None:
+def test_an_unregistered_feature_is_reported_with_its_commands(arm: Recorded, context: Contexts) -> None:
     path = f"{FEATURES}/Microsoft.ContainerService/features/AKSInfinibandSupport"
     arm.put(path, {"properties": {"state": "NotRegistered"}})
-    finding = one(asked(doctor.checks(context("azure")), "features"), "features")
+    finding = one(run_checks(doctor.checks(context("azure")), "features"), "features")
     assert finding.status == "problem"
     assert "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport" in finding.fix
 
 
 @pytest.mark.parametrize(
-    ("listed", "settings", "result", "cure"),
+    ("listed", "settings", "result", "fix"),
     [
         ([], {}, "eastus does not offer Standard_ND96asr_v4", "az vm list-skus"),
         (
@@ -128,41 +128,39 @@ def test_a_feature_that_is_not_registered_names_its_commands(arm: Recorded, cont
     ],
     ids=["nowhere", "closed", "another zone"],
 )
-def test_a_size_must_be_sold_in_the_place_and_to_this_subscription(
-    arm: Recorded, context: Contexts, listed: list[object], settings: dict[str, object], result: str, cure: str
+def test_a_size_must_be_offered_in_the_location_and_to_the_subscription(
+    arm: Recorded, context: Contexts, listed: list[object], settings: dict[str, object], result: str, fix: str
 ) -> None:
     arm.put(SKUS, {"value": listed})
-    finding = one(asked(doctor.checks(context("azure", settings)), "instance type"), "instance type")
+    finding = one(run_checks(doctor.checks(context("azure", settings)), "instance type"), "instance type")
     assert finding.status == "problem"
     assert result in finding.result
-    assert cure in finding.fix
+    assert fix in finding.fix
 
 
-def test_a_quota_of_the_family_that_is_too_small_says_how_many_cores_to_ask_for(
-    arm: Recorded, context: Contexts
-) -> None:
+def test_a_small_family_quota_is_reported_with_the_number_of_cores_to_request(arm: Recorded, context: Contexts) -> None:
     arm.put(USAGES, {"value": [usage(FAMILY.upper(), 96, 192)]})
-    finding = one(asked(doctor.checks(context("azure")), "quota"), "quota")
+    finding = one(run_checks(doctor.checks(context("azure")), "quota"), "quota")
     assert finding.status == "problem"
     assert finding.result == f"{FAMILY}: 192 cores, 96 in use, 192 needed for 2 x Standard_ND96asr_v4"
     assert f"request 288 cores of {FAMILY} in eastus" in finding.fix
     assert finding.fix.endswith("gpu.nodes.max 1")
 
 
-def test_a_family_that_is_not_listed_has_no_quota(arm: Recorded, context: Contexts) -> None:
+def test_an_unlisted_family_has_no_quota(arm: Recorded, context: Contexts) -> None:
     arm.put(USAGES, {"value": []})
-    assert one(asked(doctor.checks(context("azure")), "quota"), "quota").status == "problem"
+    assert one(run_checks(doctor.checks(context("azure")), "quota"), "quota").status == "problem"
 
 
 @pytest.mark.usefixtures("arm")
-def test_spot_has_one_quota_for_all_families(context: Contexts) -> None:
-    finding = one(asked(doctor.checks(context("azure", {"gpu.capacity": "spot"})), "quota"), "quota")
+def test_spot_nodes_share_one_quota_for_all_families(context: Contexts) -> None:
+    finding = one(run_checks(doctor.checks(context("azure", {"gpu.capacity": "spot"})), "quota"), "quota")
     assert finding.status == "problem"
     assert finding.result.startswith("lowPriorityCores: 96 cores")
 
 
 @pytest.mark.parametrize(
-    ("group", "held", "status", "told"),
+    ("group", "held", "status", "result"),
     [
         ({"location": "eastus"}, [("Standard_ND96asr_v4", 2)], "ok", "has 2 x"),
         ({"location": "eastus"}, [("Standard_ND96asr_v4", 1), ("Standard_D4s_v5", 9)], "problem", "has 1 x"),
@@ -171,23 +169,23 @@ def test_spot_has_one_quota_for_all_families(context: Contexts) -> None:
     ],
     ids=["enough", "too few of the size", "elsewhere", "gone"],
 )
-def test_a_reservation_must_hold_enough_machines_of_the_size(
-    arm: Recorded, context: Contexts, group: object, held: list[tuple[str, int]], status: str, told: str
+def test_a_reservation_needs_enough_machines_of_the_size(
+    arm: Recorded, context: Contexts, group: object, held: list[tuple[str, int]], status: str, result: str
 ) -> None:
     if group:
         arm.put(GROUP, group)
     listed = [{"sku": {"name": name, "capacity": count}} for name, count in held]
     arm.put(f"{GROUP}/capacityReservations", {"value": listed})
     settings = context("azure", {"gpu.capacity": "reservation", "gpu.reservation_id": GROUP})
-    finding = one(asked(doctor.checks(settings), "reservation"), "reservation")
+    finding = one(run_checks(doctor.checks(settings), "reservation"), "reservation")
     assert finding.status == status
-    assert told in finding.result
+    assert result in finding.result
 
 
-def test_ranges_that_meet_another_vnet_are_told_with_a_free_one(arm: Recorded, context: Contexts) -> None:
+def test_a_range_that_overlaps_another_vnet_is_reported_with_a_free_one(arm: Recorded, context: Contexts) -> None:
     net = {"name": "hub", "properties": {"addressSpace": {"addressPrefixes": ["10.0.0.0/8", "fd00::/8"]}}}
     arm.put(f"{ROOT}/providers/Microsoft.Network/virtualNetworks", {"value": [net]})
-    finding = one(asked(doctor.checks(context("azure")), "addresses"), "addresses")
+    finding = one(run_checks(doctor.checks(context("azure")), "addresses"), "addresses")
     assert finding.status == "ok"
     assert "overlaps hub (10.0.0.0/8)" in finding.result
 
@@ -201,22 +199,22 @@ def test_ranges_that_meet_another_vnet_are_told_with_a_free_one(arm: Recorded, c
         (501, "ServerBusy", "slow", "unknown"),
     ],
 )
-def test_a_refusal_is_a_row_with_its_cause(
+def test_a_denied_request_is_reported_with_its_cause(
     arm: Recorded, context: Contexts, status: int, code: str, cause: str, row: str
 ) -> None:
     arm.put(ROOT, {"error": {"code": code, "message": f"The Subscription says {code}."}}, status)
-    finding = one(asked(doctor.checks(context("azure")), "credentials"), "credentials")
+    finding = one(run_checks(doctor.checks(context("azure")), "credentials"), "credentials")
     assert (finding.cause, finding.status) == (cause, row)
     assert code in finding.result
 
 
-def test_a_subscription_that_is_disabled_is_a_problem(arm: Recorded, context: Contexts) -> None:
+def test_a_disabled_subscription_is_a_problem(arm: Recorded, context: Contexts) -> None:
     arm.put(ROOT, {"displayName": "Old", "state": "Disabled"})
-    assert one(asked(doctor.checks(context("azure")), "credentials"), "credentials").status == "problem"
+    assert one(run_checks(doctor.checks(context("azure")), "credentials"), "credentials").status == "problem"
 
 
 @pytest.mark.usefixtures("arm")
-def test_the_subscription_is_the_one_that_the_provider_would_use(
+def test_the_checks_use_the_same_subscription_as_the_provider(
     context: Contexts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert doctor.chosen_subscription({"azure-native:subscriptionId": "configured"}) == "configured"
@@ -228,7 +226,7 @@ def test_the_subscription_is_the_one_that_the_provider_would_use(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert doctor.chosen_subscription({}) == "of-the-command"
     program.write_text("#!/bin/sh\necho \"ERROR: Please run 'az login' to setup account.\" >&2; exit 1\n")
-    finding = one(asked(doctor.checks(context("azure")), "credentials"), "credentials")
+    finding = one(run_checks(doctor.checks(context("azure")), "credentials"), "credentials")
     assert (finding.status, finding.cause, finding.fix) == ("problem", "azure-credentials", "az login")
 
 
@@ -237,7 +235,7 @@ def test_a_pool_with_infiniband_must_advertise_its_functions(context: Contexts) 
 
 
 @pytest.mark.usefixtures("arm")
-def test_a_registry_of_the_cloud_takes_the_login_in_exchange_for_a_token(
+def test_a_registry_of_the_cloud_gets_a_login_in_exchange_for_a_token(
     recorded: Recorded, context: Contexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exchange(_: Any, body: bytes) -> tuple[int, object]:
@@ -253,10 +251,12 @@ def test_a_registry_of_the_cloud_takes_the_login_in_exchange_for_a_token(
     assert doctor.login(context("azure"), host, "http") == (user, "of-the-registry")
 
 
-def test_a_training_service_needs_providers_of_its_own_and_none_of_a_cluster(arm: Recorded, context: Contexts) -> None:
-    found = asked(doctor.checks(context("azure", {"job.launcher": "azureml"})))
-    told = {item.result for item in found["resource providers"]}
-    assert "Microsoft.MachineLearningServices is unknown here" in told
-    assert not any("NetApp" in text or "ContainerService" in text for text in told)
+def test_a_training_service_needs_only_its_own_resource_providers(arm: Recorded, context: Contexts) -> None:
+    found = run_checks(doctor.checks(context("azure", {"job.launcher": "azureml"})))
+    results = {item.result for item in found["resource providers"]}
+    assert "Microsoft.MachineLearningServices is unknown here" in results
+    assert not any("NetApp" in text or "ContainerService" in text for text in results)
     assert one(found, "features").status == "skipped"
-    assert "its own quotas" in one(found, "quota").result, "cores for virtual machines are not what the service counts"
+    assert "its own quotas" in one(found, "quota").result, (
+        "quotas of virtual machines do not apply"
+    )

@@ -1,4 +1,4 @@
-"""`python -m infra doctor`: exit status, table, JSON, what it does about settings that are wrong, and Ctrl-C."""
+"""`python -m infra doctor`: exit code, table, JSON, invalid settings and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PROJECT = "torchrec-cloud"
 
 @pytest.fixture
 def folder(tmp_path: Path, cluster: FakeCluster) -> Callable[..., Path]:
-    """A project's folder with stack `local` on the fake cluster, and other settings on top."""
+    """Return a function that writes a project with stack `local` on the fake cluster, with given settings."""
 
-    def made(**settings: object) -> Path:
+    def write(**settings: object) -> Path:
         (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
         config = {
             f"{PROJECT}:cloud": "local",
@@ -44,12 +44,12 @@ def folder(tmp_path: Path, cluster: FakeCluster) -> Callable[..., Path]:
         (tmp_path / "Pulumi.local.yaml").write_text(yaml.safe_dump({"config": config}))
         return tmp_path
 
-    return made
+    return write
 
 
 @pytest.fixture
 def one_node(cluster: FakeCluster) -> FakeCluster:
-    """A cluster of one node."""
+    """Return a cluster with one ready node."""
     cluster.objects["/version"] = {"gitVersion": "v1.35.2"}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     cluster.add("/api/v1/nodes", {"metadata": {"name": "laptop"}, "status": ready})
@@ -66,59 +66,58 @@ def doctor(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Doctor:
-    """Exit status and parsed findings of a stack that is not up; the packages are those that are installed."""
+    """Return a function that runs the doctor on a stack that is not up: exit code and findings or output."""
 
     def run(*words: str, **settings: object) -> tuple[int, Any]:
         pulumi(None)
         monkeypatch.setattr(tools, "installed_packages", lambda: ok("all match"))
         code = program.main(["doctor", "--stack", "local", "--cwd", str(folder(**settings)), *words])
-        told = capsys.readouterr()
-        return code, json.loads(told.out) if "--json" in words else told
+        output = capsys.readouterr()
+        return code, json.loads(output.out) if "--json" in words else output
 
     return run
 
 
 @pytest.mark.usefixtures("one_node")
-def test_a_stack_that_can_go_up_ends_with_0(doctor: Doctor) -> None:
-    code, told = doctor("--json")
-    wrong = [row for row in told["checks"] if row["status"] in ("problem", "unknown")]
-    assert not wrong
-    assert (code, told["exit_code"], told["stack"]) == (0, 0, "local")
-    assert {row["check"] for row in told["checks"]} >= {"pulumi", "settings", "state", "budget", "cluster", "nodes"}
+def test_a_stack_without_problems_exits_with_0(doctor: Doctor) -> None:
+    code, output = doctor("--json")
+    assert not [row for row in output["checks"] if row["status"] in ("problem", "unknown")]
+    assert (code, output["exit_code"], output["stack"]) == (0, 0, "local")
+    assert {row["check"] for row in output["checks"]} >= {"pulumi", "settings", "state", "budget", "cluster", "nodes"}
 
 
 @pytest.mark.usefixtures("one_node")
-def test_a_problem_ends_with_1_and_stands_in_the_table_with_its_cure(doctor: Doctor) -> None:
-    code, told = doctor(gpu={"nodes": {"desired": 2, "max": 2}})
+def test_a_problem_exits_with_1_and_is_in_the_table_with_its_fix(doctor: Doctor) -> None:
+    code, output = doctor(gpu={"nodes": {"desired": 2, "max": 2}})
     assert code == 1
-    row = next(text for text in told.out.splitlines() if text.startswith("nodes"))
+    row = next(text for text in output.out.splitlines() if text.startswith("nodes"))
     assert "PROBLEM" in row
     assert "1 of 1 nodes are usable" in row
     assert "pulumi config set --path gpu.nodes.desired 1" in row
-    assert told.out.splitlines()[-1].startswith("stack local: 1 to fix")
-    assert "checks ..." in told.err, "progress goes to stderr"
+    assert output.out.splitlines()[-1].startswith("stack local: 1 to fix")
+    assert "checks ..." in output.err, "progress goes to stderr"
 
 
 @pytest.mark.parametrize(
     ("states", "code"),
     [(["ok", "skipped"], 0), (["ok", "unknown"], 2), (["unknown", "problem"], 1)],
-    ids=["fine", "something unseen", "a problem counts more"],
+    ids=["no problem", "a check that could not run", "a problem counts more"],
 )
-def test_the_exit_status_tells_fine_from_mend_from_unseen(states: list[Any], code: int) -> None:
+def test_the_exit_code_separates_success_a_problem_and_a_check_that_could_not_run(states: list[Any], code: int) -> None:
     assert command.exit_code([Finding(state, "") for state in states]) == code
 
 
-def test_settings_that_are_wrong_come_first_and_are_all_told(doctor: Doctor) -> None:
-    code, told = doctor("--json", gpu={"nodes": {"desired": 3, "max": 1}}, namespace="Not Legal")
-    rows = [row for row in told["checks"] if row["check"] == "settings"]
+def test_invalid_settings_are_all_reported_before_any_other_check(doctor: Doctor) -> None:
+    code, output = doctor("--json", gpu={"nodes": {"desired": 3, "max": 1}}, namespace="Not Allowed")
+    rows = [row for row in output["checks"] if row["check"] == "settings"]
     assert code == 1
     assert any(row["result"].startswith("gpu.nodes.desired: more than gpu.nodes.max (1): got 3") for row in rows)
     assert any("namespace" in row["result"] for row in rows)
     assert all(row["fix"].startswith("pulumi config set") for row in rows)
-    assert not [row for row in told["checks"] if row["check"] == "nodes"], "asked about settings that nobody meant"
+    assert not [row for row in output["checks"] if row["check"] == "nodes"], "a check used invalid settings"
 
 
-def test_a_budget_that_is_too_small_is_a_row_and_the_rest_is_still_looked_at(
+def test_an_exceeded_budget_is_a_problem_and_the_other_checks_still_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pulumi: Callable[..., Path]
 ) -> None:
     (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
@@ -129,23 +128,23 @@ def test_a_budget_that_is_too_small_is_a_row_and_the_rest_is_still_looked_at(
     found = {item.check: item for item in command.examine("aws", tmp_path)}
     assert found["settings"].status == "ok"
     assert (found["budget"].status, found["budget"].cause) == ("problem", "budget")
-    assert "44.9" in found["budget"].result, "two p4d.24xlarge and what is around them"
+    assert "44.9" in found["budget"].result, "two p4d.24xlarge and the rest of the stack"
     assert "image" in found
 
 
-def test_a_stack_without_settings_ends_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stack_without_a_file_exits_with_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(["doctor", "--stack", "nowhere"]) == 2
     assert program.main(["doctor"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("error: no file Pulumi.nowhere.yaml; stacks with a file: aws, azure, gcp, local")
-    assert told[1].startswith("error: --stack is missing")
+    output = capsys.readouterr().err.splitlines()
+    assert output[0].startswith("error: no file Pulumi.nowhere.yaml; stacks with a file: aws, azure, gcp, local")
+    assert output[1].startswith("error: --stack is missing")
 
 
 @pytest.mark.parametrize(
     ("stack", "module", "package"),
     [("aws", aws_doctor, "boto3"), ("azure", azure_doctor, "azure"), ("gcp", gcp_doctor, "google")],
 )
-def test_a_client_that_is_not_installed_is_a_row_with_the_command(
+def test_a_missing_client_is_reported_with_the_command_that_installs_it(
     context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, stack: str, module: Any, package: str
 ) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] in (package, "google", "botocore")]:
@@ -153,22 +152,22 @@ def test_a_client_that_is_not_installed_is_a_row_with_the_command(
     for name in ("boto3", "botocore", "azure.identity", "azure.core", "google.auth", "google"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("ARM_SUBSCRIPTION_ID", "x")
-    from doctor_answers import asked, one
+    from doctor_answers import one, run_checks
 
-    finding = one(asked(module.checks(context(stack)), "credentials"), "credentials")
+    finding = one(run_checks(module.checks(context(stack)), "credentials"), "credentials")
     assert (finding.status, finding.cause, finding.fix) == ("unknown", "client-missing", "make install-doctor")
 
 
-def test_a_cloud_without_a_doctor_is_looked_at_by_what_all_share(
+def test_a_cloud_without_its_own_checks_gets_the_shared_ones(
     doctor: Doctor, one_node: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clouds.Cloud, "doctor", None)
-    code, told = doctor("--json")
+    code, output = doctor("--json")
     assert code == 0
-    assert {row["check"] for row in told["checks"]} >= {"pulumi", "budget", "image"}
+    assert {row["check"] for row in output["checks"]} >= {"pulumi", "budget", "image"}
 
 
-def test_a_stack_that_is_up_is_looked_at_inside(
+def test_a_stack_that_is_up_gets_checks_of_its_cluster_and_job(
     one_node: FakeCluster,
     folder: Callable[..., Path],
     pulumi: Callable[[Mapping[str, object]], Path],
@@ -188,20 +187,19 @@ def test_a_stack_that_is_up_is_looked_at_inside(
     assert found["job"].cause == "job", "and no job"
 
 
-def test_ctrl_c_ends_at_once_with_one_line(
+def test_ctrl_c_exits_at_once_with_one_line(
     folder: Callable[..., Path], pulumi: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In a process of its own, whose engine never answers."""
     bin_folder = pulumi(None)
     engine = bin_folder / "pulumi"
-    engine.write_text(f"#!/bin/sh\ntouch {bin_folder}/asked\nexec sleep 20\n")
+    engine.write_text(f"#!/bin/sh\ntouch {bin_folder}/started\nexec sleep 20\n")
     words = [sys.executable, "-m", "infra", "doctor", "--stack", "local", "--cwd", str(folder())]
-    # Files and not pipes, which the engine's own process would hold open.
+    # Files instead of pipes, which the engine's process would keep open.
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(words, cwd=ROOT, stdout=stdout, stderr=stderr)
     try:
-        while not (bin_folder / "asked").exists():
+        while not (bin_folder / "started").exists():
             assert process.poll() is None, err.read_text()
             os.sched_yield()
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What the doctor says about a Google Cloud project, from recorded answers of its APIs on loopback."""
+"""The doctor's checks of a Google Cloud project, against recorded responses of its APIs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from doctor_answers import Recorded, asked, one
+from doctor_answers import Recorded, one, run_checks
 
 from infra.clouds.gcp import doctor
 from infra.clouds.gcp.doctor import client
@@ -21,16 +21,18 @@ BEFORE = ("cloudresourcemanager", "serviceusage", "compute", "storage")
 
 
 def quota(metric: str, limit: float, usage: float = 0) -> dict[str, object]:
+    """Return one quota."""
     return {"metric": metric, "limit": limit, "usage": usage}
 
 
 def refusal(code: int, message: str, **more: object) -> dict[str, object]:
+    """Return the body of an error response."""
     return {"error": {"code": code, "message": message} | more}
 
 
 @pytest.fixture
 def google(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """A project in which everything is in order."""
+    """Serve a project without any problem."""
     import google.auth
     from google.oauth2.credentials import Credentials
 
@@ -54,22 +56,22 @@ def google(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def findings(context: Context, name: str) -> list[Any]:
-    return asked(doctor.checks(context), name)[name]
+    """Return the findings of one check."""
+    return run_checks(doctor.checks(context), name)[name]
 
 
 @pytest.mark.usefixtures("google")
-def test_a_project_that_has_everything_is_fine(context: Contexts) -> None:
+def test_a_project_with_everything_it_needs_has_no_problem(context: Contexts) -> None:
     checks = [check for check in doctor.checks(context("gcp")) if check.name != "auth plug-in"]
-    found = asked(checks)
-    wrong = [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
-    assert not wrong
+    found = run_checks(checks)
+    assert not [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
     assert "project my-project (number 42), ACTIVE" in one(found, "credentials").result
     assert one(found, "services").result.startswith("4 enabled"), "both pages were read"
     assert one(found, "machine type").result == "a2-highgpu-8g in us-central1-a: 96 vCPUs, 680 GiB"
 
 
 @pytest.mark.parametrize(
-    ("region", "project", "wrong"),
+    ("region", "project", "result"),
     [
         (quota("NVIDIA_A100_GPUS", 8), quota("GPUS_ALL_REGIONS", 16), "NVIDIA_A100_GPUS: 8, 0 in use, 16 needed"),
         (quota("NVIDIA_A100_GPUS", 16), quota("GPUS_ALL_REGIONS", 0), "GPUS_ALL_REGIONS: 0, 0 in use, 16 needed"),
@@ -77,33 +79,35 @@ def test_a_project_that_has_everything_is_fine(context: Contexts) -> None:
     ],
     ids=["the region", "all regions", "not listed"],
 )
-def test_each_quota_that_is_too_small_is_told(
-    google: Recorded, context: Contexts, region: object, project: object, wrong: str
+def test_every_small_quota_is_reported(
+    google: Recorded, context: Contexts, region: object, project: object, result: str
 ) -> None:
     google.put(f"{COMPUTE}/regions/us-central1", {"quotas": [region]})
     google.put(COMPUTE, {"quotas": [project, quota("NETWORKS", 15)]})
     problems = [item for item in findings(context("gcp"), "quota") if item.status == "problem"]
-    assert [item.result for item in problems] == [wrong]
+    assert [item.result for item in problems] == [result]
     assert "request 16 of" in problems[0].fix
 
 
 @pytest.mark.parametrize("capacity", ["spot", "flex_start"])
 @pytest.mark.usefixtures("google")
-def test_nodes_that_may_be_taken_away_count_against_another_quota(context: Contexts, capacity: str) -> None:
+def test_preemptible_nodes_count_against_their_own_quota(context: Contexts, capacity: str) -> None:
     found = findings(context("gcp", {"gpu.capacity": capacity}), "quota")
     assert [item.result for item in found if item.status == "problem"] == [
         "PREEMPTIBLE_NVIDIA_A100_GPUS: 8, 0 in use, 16 needed"
     ]
 
 
-def test_tcpx_needs_four_networks_more(google: Recorded, context: Contexts) -> None:
+def test_tcpx_needs_four_additional_networks(google: Recorded, context: Contexts) -> None:
     google.put(f"{COMPUTE}/regions/us-central1", {"quotas": [quota("NVIDIA_H100_GPUS", 16)]})
     google.put(COMPUTE, {"quotas": [quota("GPUS_ALL_REGIONS", 16), quota("NETWORKS", 5, 2)]})
     found = findings(context("gcp", {"gpu.instance_type": "a3-highgpu-8g"}), "quota")
     assert [item.result for item in found if item.status == "problem"] == ["NETWORKS: 5, 2 in use, 5 needed"]
 
 
-def test_a_zone_without_the_type_is_answered_with_one_that_has_it(google: Recorded, context: Contexts) -> None:
+def test_a_zone_without_the_machine_type_is_reported_with_a_zone_that_offers_it(
+    google: Recorded, context: Contexts
+) -> None:
     del google.answers[TYPE]
     listed = {"zones/us-central1-f": {"machineTypes": [{}]}, "zones/us-east1-b": {"machineTypes": [{}]}}
     listed["zones/us-central1-b"] = {"warning": {"code": "NO_RESULTS_ON_PAGE"}}  # type: ignore[dict-item]
@@ -114,20 +118,20 @@ def test_a_zone_without_the_type_is_answered_with_one_that_has_it(google: Record
     assert finding.fix == "pulumi config set gcp:zone us-central1-f"
 
 
-def test_a_service_that_is_off_is_told_by_the_list_and_by_the_refusal(google: Recorded, context: Contexts) -> None:
+def test_a_disabled_api_is_reported_by_its_list_and_by_a_denied_request(google: Recorded, context: Contexts) -> None:
     google.put(f"{PROJECT}/services", {"services": [{"config": {"name": "serviceusage.googleapis.com"}}]})
     (finding,) = findings(context("gcp"), "services")
     assert finding.fix == (
         "gcloud services enable cloudresourcemanager.googleapis.com compute.googleapis.com --project my-project"
     )
-    told = "Compute Engine API has not been used in project 42 before or it is disabled: compute.googleapis.com"
-    google.put(TYPE, refusal(403, told, errors=[{"reason": "accessNotConfigured"}]), 403)
+    message = "Compute Engine API has not been used in project 42 before or it is disabled: compute.googleapis.com"
+    google.put(TYPE, refusal(403, message, errors=[{"reason": "accessNotConfigured"}]), 403)
     (finding,) = findings(context("gcp"), "machine type")
     assert (finding.status, finding.cause) == ("unknown", "gcp-service")
     assert finding.fix == "gcloud services enable compute.googleapis.com --project my-project"
 
 
-def test_a_project_without_billing_is_told(google: Recorded, context: Contexts) -> None:
+def test_a_project_without_billing_is_a_problem(google: Recorded, context: Contexts) -> None:
     google.put(f"{PROJECT}/billingInfo", {"billingEnabled": False})
     (finding,) = findings(context("gcp"), "billing")
     assert finding.status == "problem"
@@ -135,7 +139,7 @@ def test_a_project_without_billing_is_told(google: Recorded, context: Contexts) 
 
 
 @pytest.mark.parametrize(
-    ("held", "cure"),
+    ("held", "fix"),
     [
         ({}, ""),
         ({"status": "CREATING"}, "gpu.reservation_id"),
@@ -143,10 +147,10 @@ def test_a_project_without_billing_is_told(google: Recorded, context: Contexts) 
         ({"machineType": "a2-ultragpu-8g"}, "gpu.reservation_id"),
         (None, "gpu.reservation_id"),
     ],
-    ids=["as wanted", "not ready", "too full", "another type", "gone"],
+    ids=["matching", "not ready", "full", "another type", "deleted"],
 )
-def test_a_reservation_must_be_ready_of_the_type_and_have_room(
-    google: Recorded, context: Contexts, held: dict[str, str] | None, cure: str
+def test_a_reservation_must_be_ready_and_match_type_and_number_of_nodes(
+    google: Recorded, context: Contexts, held: dict[str, str] | None, fix: str
 ) -> None:
     if held is not None:
         inner = {"count": "2", "inUseCount": held.get("inUseCount", "0")}
@@ -154,25 +158,27 @@ def test_a_reservation_must_be_ready_of_the_type_and_have_room(
         google.put(RESERVATION, {"status": held.get("status", "READY"), "specificReservation": inner | kind})
     settings = context("gcp", {"gpu.capacity": "reservation", "gpu.reservation_id": "gpus"})
     (finding,) = findings(settings, "reservation")
-    assert finding.status == ("problem" if cure else "ok")
-    assert cure in finding.fix
+    assert finding.status == ("problem" if fix else "ok")
+    assert fix in finding.fix
 
 
-def test_a_shared_reservation_is_looked_for_in_its_own_project(google: Recorded, context: Contexts) -> None:
+def test_a_shared_reservation_is_read_from_its_own_project(google: Recorded, context: Contexts) -> None:
     named = "projects/other-project/reservations/gpus"
     findings(context("gcp", {"gpu.capacity": "reservation", "gpu.reservation_id": named}), "reservation")
     path = "/compute/v1/projects/other-project/zones/us-central1-a/reservations/gpus"
-    assert any(path in asked_for for _, asked_for, _ in google.asked)
+    assert any(path in asked_for for _, asked_for, _ in google.requests)
 
 
 @pytest.mark.parametrize(("status", "cause"), [(404, "gcp-project"), (403, "gcp-project"), (401, "gcp-credentials")])
-def test_a_project_that_is_refused_is_a_problem(google: Recorded, context: Contexts, status: int, cause: str) -> None:
+def test_a_denied_project_is_a_problem(google: Recorded, context: Contexts, status: int, cause: str) -> None:
     google.put(PROJECT, refusal(status, "The caller does not have permission"), status)
     (finding,) = findings(context("gcp"), "credentials")
     assert (finding.status, finding.cause) == ("problem", cause)
 
 
-def test_without_a_login_for_programs_the_login_is_the_cure(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_application_default_credentials_are_fixed_by_a_login(
+    context: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError
 
@@ -184,30 +190,28 @@ def test_without_a_login_for_programs_the_login_is_the_cure(context: Contexts, m
     assert (finding.status, finding.fix) == ("problem", "gcloud auth application-default login")
 
 
-def test_the_bucket_of_a_stack_that_is_up_must_be_there(google: Recorded, context: Contexts) -> None:
+def test_the_bucket_of_a_stack_that_is_up_must_exist(google: Recorded, context: Contexts) -> None:
     up = context("gcp", None, {"account": "my-project", "bucket_uri": "gs://b-1234", "cluster_name": "c"})
     assert findings(up, "bucket")[0].status == "problem"
     google.put("/storage/v1/b/b-1234", {"name": "b-1234", "location": "US-CENTRAL1"})
     assert findings(up, "bucket")[0].result == "gs://b-1234 exists, in US-CENTRAL1"
 
 
-def test_the_plug_in_that_the_kubeconfig_calls_must_be_on_the_path(
-    context: Contexts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plug_in_of_the_kubeconfig_must_be_on_path(context: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert doctor.auth_plugin().cause == "gcp-auth-plugin"
 
 
 @pytest.mark.usefixtures("google")
-def test_a_training_service_needs_no_plug_in_and_has_quotas_of_its_own(context: Contexts) -> None:
+def test_a_training_service_needs_no_plug_in_and_has_its_own_quotas(context: Contexts) -> None:
     checks = list(doctor.checks(context("gcp", {"job.launcher": "vertex"})))
-    assert "auth plug-in" not in {check.name for check in checks}, "there is no kubeconfig that would call it"
+    assert "auth plug-in" not in {check.name for check in checks}, "there is no kubeconfig that uses it"
     (quota,) = [check for check in checks if check.name == "quota"]
-    found = asked([check for check in checks if check.name in ("credentials", "quota")])
+    found = run_checks([check for check in checks if check.name in ("credentials", "quota")])
     assert "its own quotas" in one(found, quota.name).result
 
 
-def test_a_service_that_fails_is_no_fault_of_the_doctor(google: Recorded, context: Contexts) -> None:
+def test_a_failing_service_is_unknown_and_not_an_error_of_the_doctor(google: Recorded, context: Contexts) -> None:
     google.put(TYPE, refusal(503, "backend error"), 503)
     (finding,) = findings(context("gcp"), "machine type")
     assert (finding.status, finding.cause, finding.result) == ("unknown", "slow", "503 backend error")

@@ -1,4 +1,4 @@
-"""Whether an image exists, asked of a registry on loopback that speaks the protocol of all registries."""
+"""The doctor's check of the image, against a registry on loopback."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ PATH = "/v2/team/trainer/manifests/1.2"
 USER = "Basic " + base64.b64encode(b"AWS:secret").decode()
 
 
-def nobody(_: str) -> None:
-    return None
+def no_login(_: str) -> None:
+    """Return no credentials."""
 
 
-def somebody(_: str) -> tuple[str, str]:
+def login(_: str) -> tuple[str, str]:
+    """Return credentials."""
     return "AWS", "secret"
 
 
 def host(recorded: Recorded) -> str:
+    """Return the registry's host and port."""
     return recorded.url.removeprefix("http://")
 
 
@@ -41,22 +43,22 @@ def test_a_name_is_split_as_docker_does(image: str, parts: tuple[str | None, str
     assert images.split(image) == parts
 
 
-def test_an_image_that_is_there_is_told_with_its_digest(recorded: Recorded) -> None:
+def test_an_existing_image_is_ok_with_its_digest(recorded: Recorded) -> None:
     recorded.put(PATH, {})
     recorded.headers[PATH] = {"Docker-Content-Digest": "sha256:0123456789abcdef"}
-    finding = images.exists(f"{host(recorded)}/team/trainer:1.2", nobody, "http")
+    finding = images.exists(f"{host(recorded)}/team/trainer:1.2", no_login, "http")
     assert finding.status == "ok"
     assert "(sha256:0123456789ab" in finding.result
-    assert recorded.asked[0][0] == "HEAD", "the image itself is not fetched"
+    assert recorded.requests[0][0] == "HEAD", "the image itself is not downloaded"
 
 
-def test_an_image_that_is_missing_is_a_problem(recorded: Recorded) -> None:
-    finding = images.exists(f"{host(recorded)}/team/trainer:1.3", nobody, "http")
+def test_a_missing_image_is_a_problem(recorded: Recorded) -> None:
+    finding = images.exists(f"{host(recorded)}/team/trainer:1.3", no_login, "http")
     assert (finding.status, finding.cause) == ("problem", "image-missing")
     assert finding.result.endswith("has no team/trainer 1.3")
 
 
-def test_a_registry_that_wants_a_token_gets_the_one_that_its_challenge_names(recorded: Recorded) -> None:
+def test_a_registry_that_requires_a_token_gets_one_from_its_realm(recorded: Recorded) -> None:
     def manifest(query: Mapping[str, str], _: bytes) -> tuple[int, object]:
         return (200, {}) if query["authorization"] == "Bearer granted" else (401, {})
 
@@ -68,21 +70,21 @@ def test_a_registry_that_wants_a_token_gets_the_one_that_its_challenge_names(rec
     recorded.answers |= {PATH: manifest, "/token": token}
     recorded.headers[PATH] = {"WWW-Authenticate": realm}
     image = f"{host(recorded)}/team/trainer:1.2"
-    assert images.exists(image, somebody, "http").status == "ok"
-    closed = images.exists(image, nobody, "http")
-    assert (closed.status, closed.cause) == ("unknown", "image-closed"), "nodes may still be allowed to pull it"
+    assert images.exists(image, login, "http").status == "ok"
+    denied = images.exists(image, no_login, "http")
+    assert (denied.status, denied.cause) == ("unknown", "image-closed"), "nodes may still be allowed to pull it"
 
 
-def test_a_registry_that_wants_a_password_gets_it(recorded: Recorded) -> None:
+def test_a_registry_with_basic_authentication_gets_the_password(recorded: Recorded) -> None:
     recorded.answers[PATH] = lambda query, _: (200, {}) if query["authorization"] == USER else (401, {})
     recorded.headers[PATH] = {"WWW-Authenticate": 'Basic realm="r"'}
-    assert images.exists(f"{host(recorded)}/team/trainer:1.2", somebody, "http").status == "ok"
+    assert images.exists(f"{host(recorded)}/team/trainer:1.2", login, "http").status == "ok"
 
 
-def test_a_name_without_a_registry_is_a_matter_of_the_nodes() -> None:
-    assert images.exists("trainer:dev", nobody).status == "skipped"
+def test_a_name_without_a_registry_is_skipped() -> None:
+    assert images.exists("trainer:dev", no_login).status == "skipped"
 
 
-def test_a_registry_that_does_not_answer_is_not_known() -> None:
-    finding = images.exists("127.0.0.1:1/trainer:1", nobody, "http")
+def test_a_registry_that_does_not_respond_is_unknown() -> None:
+    finding = images.exists("127.0.0.1:1/trainer:1", no_login, "http")
     assert (finding.status, finding.cause) == ("unknown", "slow")

@@ -1,4 +1,4 @@
-"""How checks are run: side by side, in time, each after what it needs, and what is shown meanwhile."""
+"""Running checks: concurrency, time limits, dependencies and progress."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from infra.findings.model import Cause, Check, Finding, QueryFailedError, ok, pr
 
 
 def run(*checks: Check) -> dict[str, Finding]:
+    """Run checks and return the finding of each."""
     return {item.check: item for item in runner.run(checks, "test", io.StringIO())}
 
 
-def test_checks_run_side_by_side_and_are_told_in_the_order_given() -> None:
-    meeting = threading.Barrier(2, timeout=20)
+def test_checks_run_concurrently_and_keep_their_order_in_the_result() -> None:
+    both_running = threading.Barrier(2, timeout=20)
 
     def meet() -> Finding:
-        meeting.wait()
+        both_running.wait()
         return ok("met")
 
     found = runner.run([Check("one", meet), Check("two", meet)], "test", io.StringIO())
     assert [(item.check, item.result) for item in found] == [("one", "met"), ("two", "met")]
 
 
-def test_a_check_that_takes_too_long_is_given_up_and_the_others_are_told() -> None:
+def test_a_check_over_its_time_limit_is_unknown_and_the_others_are_reported() -> None:
     never = threading.Event()
     found = run(Check("slow", lambda: (never.wait(60), ok("late"))[1], seconds=0.2), Check("quick", lambda: ok("fine")))
     never.set()
@@ -36,7 +37,7 @@ def test_a_check_that_takes_too_long_is_given_up_and_the_others_are_told() -> No
 
 
 @pytest.mark.parametrize("first", [problem(NO_CLIENT, "x"), None], ids=["a problem", "no answer"])
-def test_what_needs_a_check_that_failed_is_left_out(first: Finding | None) -> None:
+def test_a_check_is_skipped_if_the_one_it_needs_failed(first: Finding | None) -> None:
     def who() -> Finding:
         if first is None:
             raise QueryFailedError(NO_CLIENT, "missing")
@@ -47,7 +48,7 @@ def test_what_needs_a_check_that_failed_is_left_out(first: Finding | None) -> No
     assert "'who'" in found["then"].result
 
 
-def test_a_check_that_is_broken_costs_its_own_row_alone() -> None:
+def test_an_exception_in_a_check_affects_only_that_check() -> None:
     def broken() -> Finding:
         raise KeyError("state")
 
@@ -57,7 +58,7 @@ def test_a_check_that_is_broken_costs_its_own_row_alone() -> None:
     assert found["well"].status == "ok"
 
 
-def test_without_a_terminal_what_is_going_on_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_from_time_to_time_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_PROGRESS_SECONDS", 0.0)
     stream, go = io.StringIO(), threading.Event()
 
@@ -85,7 +86,7 @@ def test_ctrl_c_does_not_wait_for_a_check(monkeypatch: pytest.MonkeyPatch) -> No
     never.set()
 
 
-def test_the_blanks_of_a_cure_are_filled_for_a_case_and_named_for_a_guide() -> None:
-    cause = Cause("k", "sign", "why", "ask for {value} of {metric}")
+def test_the_placeholders_of_a_fix_are_filled_in_a_finding_and_shown_in_a_guide() -> None:
+    cause = Cause("key", "symptom", "reason", "ask for {value} of {metric}")
     assert problem(cause, "r", value=8, metric="GPUS").fix == "ask for 8 of GPUS"
     assert cause.generic_fix == "ask for <value> of <metric>"
