@@ -43,7 +43,7 @@ def test_a_check_is_skipped_if_the_one_it_needs_failed(first: Finding | None) ->
             raise QueryFailedError(NO_CLIENT, "missing")
         return first
 
-    found = run(Check("who", who), Check("then", lambda: pytest.fail("asked"), needs="who"))
+    found = run(Check("who", who), Check("then", lambda: pytest.fail("it ran"), needs="who"))
     assert found["then"].status == "skipped"
     assert "'who'" in found["then"].result
 
