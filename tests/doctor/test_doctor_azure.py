@@ -257,6 +257,4 @@ def test_a_training_service_needs_only_its_own_resource_providers(arm: Recorded,
     assert "Microsoft.MachineLearningServices is unknown here" in results
     assert not any("NetApp" in text or "ContainerService" in text for text in results)
     assert one(found, "features").status == "skipped"
-    assert "its own quotas" in one(found, "quota").result, (
-        "quotas of virtual machines do not apply"
-    )
+    assert "its own quotas" in one(found, "quota").result, "quotas of virtual machines do not apply"
