@@ -17,7 +17,7 @@ SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".svg", ""}
 #: This file holds the words themselves. Golden manifests and Go modules are data.
 NOT_READ = re.compile(r"^tests/plain_english\.py$|(^|/)golden/|(^|/)go/|(^|/)LICENSE$|requirements.*\.txt$")
 
-#: A regular expression for the word or phrase, and what to write instead. `_` ends a word, so that names are checked too.
+#: A regular expression for the word or phrase, and what to write instead. `_` ends a word: names are checked too.
 REPLACEMENTS = {
     r"mend|mends|mended|mending": "fix",
     r"told|untold": "reported, logged, printed, given",

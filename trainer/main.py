@@ -237,7 +237,7 @@ def _saved_options(arguments: Sequence[str]) -> dict[str, Any]:
 def _run_in_job(
     arguments: Sequence[str],
     body: Callable[[Any, Any], int],
-    base: Callable[[Sequence[str]], dict[str, Any]] = lambda arguments: {},
+    base: Callable[[Sequence[str]], dict[str, Any]] | None = None,
 ) -> int:
     """Load the configuration, start the process group, run `body(config, runtime)` and return its exit code.
 
@@ -246,7 +246,7 @@ def _run_in_job(
     from trainer.config.options import load_config
 
     try:
-        config = load_config(arguments, os.environ, base(arguments))
+        config = load_config(arguments, os.environ, base(arguments) if base else None)
     except UserError as error:
         error.reported = not _is_main()  # every process finds the same mistake; only rank 0 prints it
         raise
