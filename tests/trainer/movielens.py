@@ -115,7 +115,7 @@ def convert(folder: Path, out: Path) -> tuple[Path, Path]:
 
 
 def linear_auc(train_path: Path, eval_path: Path) -> float:
-    """Return the held-out AUC of logistic regression on the same features one-hot, with the best of a few regularisations.
+    """Return the held-out AUC of logistic regression on the same features, with the best of a few regularisations.
 
     The regularisation is chosen on the held-out rows, which favours this model.
     """
