@@ -160,7 +160,10 @@ def test_small_batches_are_limited_by_launching_kernels(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*PAPER, "--train.batch-size", "17"], "train.batch_size does not divide by 16 processes: got 17; allowed: multiples of 16"),
+        (
+            [*PAPER, "--train.batch-size", "17"],
+            "train.batch_size does not divide by 16 processes: got 17; allowed: multiples of 16",
+        ),
         (
             [*PAPER, "--model.num-embeddings", "200000000", "--sharding.kernels", '["fused"]'],
             "the tables have 1,239.8 GiB",

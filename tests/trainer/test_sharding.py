@@ -238,5 +238,7 @@ def test_a_batch_that_does_not_divide_is_an_error_before_the_model_is_built() ->
     config = tiny({"train.batch_size": 33})
     with alone(config) as runtime:
         runtime.world_size = 2
-        with pytest.raises(UserError, match=r"train\.batch_size does not divide by 2 processes: got 33; allowed: multiples of 2"):
+        with pytest.raises(
+            UserError, match=r"train\.batch_size does not divide by 2 processes: got 33; allowed: multiples of 2"
+        ):
             build_sharded_model(config, runtime)

@@ -98,7 +98,11 @@ def test_the_table_for_people_names_the_limit_and_the_price(stacks: Path, capsys
         (SMALL, ["--instance-type", "p9", "--nodes", "2"], "no instance type 'p9' in the catalog; legal: p4d.24xlarge"),
         (SMALL.replace("run: x", "run: X"), ["--stack", "lab"], "job.run = 'X'"),
         (SMALL.replace("batch_size: 65536", "batch_siz: 1"), ["--stack", "lab"], "trainer.train.batch_siz"),
-        (SMALL.replace("65536", "65537"), ["--stack", "lab"], "train.batch_size does not divide by 16 processes: got 65537"),
+        (
+            SMALL.replace("65536", "65537"),
+            ["--stack", "lab"],
+            "train.batch_size does not divide by 16 processes: got 65537",
+        ),
         (SMALL.replace("run: x", "gpus_per_node: 9"), ["--stack", "lab"], "job.gpus_per_node is 9; p4d.24xlarge has 8"),
         (SMALL.replace("instance_type: p4d.24xlarge, ", ""), ["--stack", "lab"], "gpu.instance_type is missing"),
         (SMALL, ["--stack", "lab", "--config", "/nowhere.json"], "--config /nowhere.json"),
