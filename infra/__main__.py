@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import signal
 import sys
@@ -166,13 +167,8 @@ def _cost_row(line: CostLine, at_max: CostLine) -> tables.Row:
 
 def _table(arguments: argparse.Namespace) -> int:
     """Print the table of instance types or charts."""
-    from infra import catalog
-
     charts = arguments.command == "charts"
-    rows = tables.charts() if charts else tables.instances(arguments.cloud)
-    if not rows:
-        allowed = ", ".join(sorted({item.cloud for item in catalog.instances()}))
-        raise ValueError(f"--cloud: no instance types: got {arguments.cloud!r}; allowed: {allowed}")
+    rows = _chart_rows() if charts else _instance_rows(arguments.cloud)
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return SUCCESS
@@ -182,6 +178,24 @@ def _table(arguments: argparse.Namespace) -> int:
             "\nTo update a chart, run its check, read the release notes and edit infra/addons/charts.toml.\n"
         )
     return SUCCESS
+
+
+def _instance_rows(cloud: str | None) -> list[tables.Row]:
+    """Return the rows of the catalog, or of one cloud; raise ValueError for an unknown cloud."""
+    from infra import catalog
+
+    rows: list[tables.Row] = [dataclasses.asdict(item) for item in catalog.instances(cloud)]
+    if not rows:
+        allowed = ", ".join(sorted({item.cloud for item in catalog.instances()}))
+        raise ValueError(f"--cloud: no instance types: got {cloud!r}; allowed: {allowed}")
+    return rows
+
+
+def _chart_rows() -> list[tables.Row]:
+    """Return the pinned charts, each with the command that looks for a newer version."""
+    from infra.addons import charts
+
+    return [dataclasses.asdict(row) | {"check": row.check} for row in charts.table().values()]
 
 
 if __name__ == "__main__":

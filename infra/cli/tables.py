@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 Row = Mapping[str, object]
@@ -35,20 +34,6 @@ COST = {
     "COUNT AT MAX": "{count_at_max:g}",
     "USD/H AT MAX": "{on_demand_usd_per_hour_at_max:.4f}",
 }
-
-
-def instances(cloud: str | None) -> list[Row]:
-    """Return the rows of the catalog, or of one cloud."""
-    from infra import catalog
-
-    return [dataclasses.asdict(item) for item in catalog.instances(cloud)]
-
-
-def charts() -> list[Row]:
-    """Return the pinned charts, each with the command that looks for a newer version."""
-    from infra.addons import charts
-
-    return [dataclasses.asdict(row) | {"check": row.check} for row in charts.table().values()]
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
