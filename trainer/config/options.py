@@ -53,8 +53,11 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: tuple[str, 
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        both_are_sections = isinstance(value, dict) and isinstance(below, dict) and (*prefix, key) not in _LEAVES
-        merged[key] = _merge(below, value, (*prefix, key)) if both_are_sections else value
+        is_section = (*prefix, key) not in _LEAVES
+        if is_section and isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _merge(below, value, (*prefix, key))
+        else:
+            merged[key] = value
     return merged
 
 
