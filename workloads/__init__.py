@@ -1,1 +1,1 @@
-"""What runs on a cluster: the trainer job, by four launchers, and its companions."""
+"""The training job of a stack, its supporting Kubernetes objects, and the commands that show and control its runs."""

@@ -1,4 +1,4 @@
-"""Registers the training's objects: the one thin part of this package that talks to Pulumi."""
+"""The Pulumi component that registers the training's objects."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from infra.contract import Cluster
 from trainer.config import TrainConfig
 from trainer.config.run_paths import checkpoints_uri
 from workloads import manifests as m
-from workloads.facts import Facts, draft, resolve
+from workloads.facts import Facts, draft_facts, resolve_facts
 from workloads.image import trainer_image
 from workloads.launchers import torchx
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import Manifest
 from workloads.settings import JobSettings
 
-#: What a person should know before choosing a launcher.
-_NOTICES = {"trainjob": "an alpha API, which may still change, and not elastic yet; pytorchjob is stable and elastic"}
-#: A Job that changed is another Job. The old one goes first: two must not write the checkpoints of one run.
-_REPLACED_IN_TURN = {m.DATASET, m.NETCHECK, m.JOB}
-#: What every pod needs from the start.
-_FIRST = {m.ACCOUNT, "quota", "network-policy", "config"}
+#: Warnings about a launcher.
+_WARNINGS = {"trainjob": "an alpha API that may still change, and not elastic yet; pytorchjob is stable and elastic"}
+#: A changed Job is a new Job. The old one is deleted first, as two must not write the checkpoints of one run.
+_DELETED_BEFORE_REPLACE = {m.DATASET, m.NETCHECK, m.JOB}
+#: Objects that every pod needs.
+_CREATED_FIRST = {m.ACCOUNT, m.QUOTA, m.NETWORK_POLICY, m.CONFIG}
 
 
 class TrainingJob(pulumi.ComponentResource):
-    """The trainer's job and its companions on a cluster; `facts` are what they were made from, `job` where to look."""
+    """The trainer's job and its companions on a cluster; `job` is the stack's output of that name."""
 
     facts: pulumi.Output[Facts]
     job: pulumi.Output[Mapping[str, object]]
@@ -43,45 +43,46 @@ class TrainingJob(pulumi.ComponentResource):
         after: Sequence[pulumi.Resource] = (),
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Build the image, then register the objects in order."""
         super().__init__("torchrec-cloud:workloads:TrainingJob", name, {"launcher": job.launcher}, opts)
-        if job.launcher in _NOTICES:
-            pulumi.log.warn(f"job.launcher {job.launcher}: {_NOTICES[job.launcher]}", self)
-        self._name, self._provider = name, cluster.provider
+        if job.launcher in _WARNINGS:
+            pulumi.log.warn(f"job.launcher {job.launcher}: {_WARNINGS[job.launcher]}", self)
+        self._name, self._provider, self._job_settings = name, cluster.provider, job
         self._after = [*after, *cluster.before_workloads]
         image = trainer_image(f"{name}-image", cluster, job, pulumi.ResourceOptions(parent=self))
-        self.facts = resolve(cluster, image, job, trainer, queued=queued, monitored=monitored)
-        known = m.manifests(draft(cluster, job, trainer, queued=queued, monitored=monitored))
-        made: dict[str, pulumi.Resource] = {}
-        for key, shape in known.items():
-            made[key] = self._object(key, shape, job, [made[item] for item in _before(key, job) if item in made])
-        self.job = self.facts.apply(_summary)
+        self.facts = resolve_facts(cluster, image, job, trainer, queued=queued, monitored=monitored)
+        manifests = self.facts.apply(m.build_manifests)
+        drafts = m.build_manifests(draft_facts(cluster, job, trainer, queued=queued, monitored=monitored))
+        self._register(drafts, manifests)
+        self.job = self.facts.apply(lambda facts: manifests.apply(lambda built: _summary(facts, built)))
         self.register_outputs({"job": self.job})
 
-    def _object(
-        self, key: str, shape: Manifest, job: JobSettings, before: Sequence[pulumi.Resource]
-    ) -> pulumi.Resource:
-        """One object; `shape` gives its kind and keys, which do not depend on what the cloud computes."""
-        real = self.facts.apply(lambda facts: m.manifests(facts)[key])
-        return KubernetesObject(
-            f"{self._name}-{key}",
-            shape["apiVersion"],
-            shape["kind"],
-            {name: real[name] for name in shape},
-            pulumi.ResourceOptions(
-                parent=self,
-                provider=self._provider,
-                depends_on=[*self._after, *before],
-                delete_before_replace=key in _REPLACED_IN_TURN,
-                custom_timeouts=_timeouts(key, job),
-            ),
-        )
+    def _register(self, drafts: Mapping[str, Manifest], manifests: pulumi.Output[dict[str, Manifest]]) -> None:
+        """Register every object; `drafts` have the same kinds and fields as `manifests`, known before any value is."""
+        registered: dict[str, pulumi.Resource] = {}
+        for key, draft in drafts.items():
+            manifest = manifests[key]
+            before = [registered[item] for item in _dependencies(key, self._job_settings) if item in registered]
+            registered[key] = KubernetesObject(
+                f"{self._name}-{key}",
+                draft["apiVersion"],
+                draft["kind"],
+                {field: manifest[field] for field in draft},
+                pulumi.ResourceOptions(
+                    parent=self,
+                    provider=self._provider,
+                    depends_on=[*self._after, *before],
+                    delete_before_replace=key in _DELETED_BEFORE_REPLACE,
+                    custom_timeouts=_timeouts(key, self._job_settings),
+                ),
+            )
 
 
 class KubernetesObject(pulumi.CustomResource):
-    """An object of any kind from its manifest, under the type that the provider's own class for the kind has.
+    """An object of any kind from its manifest, with the type token that the SDK's class for the kind has.
 
-    The SDK's classes want each field by its own name, `CustomResource` takes nothing beside `spec`; the manifests here
-    are what the API server reads, and what the tests validate.
+    The SDK's classes need every field as an argument, and its `CustomResource` allows no field but `spec`. This class
+    passes the manifest on unchanged, as the tests validate it.
     """
 
     def __init__(
@@ -92,30 +93,31 @@ class KubernetesObject(pulumi.CustomResource):
         body: Mapping[str, pulumi.Input[object]],
         opts: pulumi.ResourceOptions,
     ) -> None:
+        """Register the object with the fields in `body`."""
         token = api_version if "/" in api_version else f"core/{api_version}"
         provider = pulumi.ResourceOptions(version=version("pulumi-kubernetes"))
         super().__init__(f"kubernetes:{token}:{kind}", name, dict(body), pulumi.ResourceOptions.merge(opts, provider))
 
 
-def _before(key: str, job: JobSettings) -> list[str]:
-    """What must exist before the object `key`, or have succeeded where it is a Job that Pulumi waits for."""
-    if key in _FIRST:
+def _dependencies(key: str, job: JobSettings) -> list[str]:
+    """Return the objects that must exist before an object; a Job that Pulumi waits for must have succeeded."""
+    if key in _CREATED_FIRST:
         return []
-    if key not in _REPLACED_IN_TURN:
+    if key not in _DELETED_BEFORE_REPLACE:
         return [m.ACCOUNT]
     queue = ["queue-resourceflavor", "queue-clusterqueue", "queue-localqueue"]
-    before = [*sorted(_FIRST), *queue]
+    dependencies = [*sorted(_CREATED_FIRST), *queue]
     if key == m.NETCHECK:
-        return [*before, "netcheck-service"]
+        return [*dependencies, "netcheck-service"]
     if key == m.JOB:
-        before += ["job-service", "job-trainingruntime", "budget"]
-        before += [m.NETCHECK] if job.netcheck.gate else []
-        before += [m.DATASET] if job.dataset.wait else []
-    return before
+        dependencies += ["job-service", "job-trainingruntime", "budget"]
+        dependencies += [m.NETCHECK] if job.netcheck.gate else []
+        dependencies += [m.DATASET] if job.dataset.wait else []
+    return dependencies
 
 
 def _timeouts(key: str, job: JobSettings) -> pulumi.CustomTimeouts | None:
-    """How long Pulumi waits for a Job that must succeed; for all else the provider's own ten minutes."""
+    """Return how long Pulumi waits for a Job that must succeed; None for the provider's default of ten minutes."""
     if key == m.DATASET:
         return pulumi.CustomTimeouts(create=f"{round(job.dataset.timeout_hours * 60)}m")
     if key == m.NETCHECK:
@@ -123,20 +125,19 @@ def _timeouts(key: str, job: JobSettings) -> pulumi.CustomTimeouts | None:
     return None
 
 
-def _summary(facts: Facts) -> Mapping[str, object]:
-    """What `python -m workloads` needs to find the job: plain values for the stack's output `job`."""
-    made = m.manifests(facts)
-    found = made.get(m.JOB)
+def _summary(facts: Facts, manifests: Mapping[str, Manifest]) -> Mapping[str, object]:
+    """Return the stack's output `job`, with which `python -m workloads` finds the job."""
+    job = manifests.get(m.JOB)
     summary: dict[str, object] = {
         "run": facts.job.run,
         "launcher": facts.job.launcher,
         "namespace": facts.namespace,
         "nodes": facts.nodes,
-        "kind": found["kind"] if found else None,
-        "name": found["metadata"]["name"] if found else None,
+        "kind": job["kind"] if job else None,
+        "name": job["metadata"]["name"] if job else None,
         "image": facts.image,
         "checkpoints": checkpoints_uri(facts.checkpoint_uri, facts.job.run),
     }
-    if found is None:
-        summary["torchx"] = torchx.job_manifest(facts, made[m.CONFIG]["metadata"]["name"])
+    if job is None:
+        summary["torchx"] = torchx.job_manifest(facts, manifests[m.CONFIG]["metadata"]["name"])
     return summary

@@ -1,4 +1,4 @@
-"""What every manifest is a function of: the cluster, the job and the trainer's settings, all values known."""
+"""The facts from which every manifest is built: the cluster, the job and the trainer's settings as plain values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     import pulumi
 
 METRICS_PORT = 9400
-#: From the moment when the trainer must be done to the one when Kubernetes kills it.
-LEFT_OF_GRACE_SECONDS = 5
+#: The reserve between the trainer's own deadline and the moment when Kubernetes kills it.
+GRACE_RESERVE_SECONDS = 5
+
+RUN_LABEL = "torchrec-cloud/run"
+PART_OF = {"app.kubernetes.io/part-of": "torchrec-cloud"}
+COMPONENT_LABEL = "app.kubernetes.io/component"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A cluster and a job in plain values.
+    """A cluster and a job as plain values.
 
-    `config` is what the trainer runs with: the stack's `trainer` section and what the cluster decides. `queued` says
-    that Kueue admits the job, `monitored` that the cluster has Prometheus's operator.
+    `config` is the trainer's configuration: the stack's `trainer` section with the keys that the cluster sets. `queued`
+    says that Kueue admits the job, `monitored` that the cluster has Prometheus's operator.
     """
 
     stack: str
@@ -48,46 +52,41 @@ class Facts:
 
     @property
     def nodes(self) -> int:
-        """Pods of the job, each on a node of its own."""
+        """Return the number of pods of the job, one per node."""
         return job_nodes(self.job, self.pool.num_nodes_desired)
 
     @property
     def min_nodes(self) -> int:
-        """Pods with which an elastic job still trains."""
+        """Return the fewest pods with which an elastic job trains."""
         return self.job.min_nodes or self.nodes
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of one pod; 0 on CPU."""
+        """Return the GPUs of one pod, 0 on CPU nodes."""
         return self.job.gpus_per_node or self.pool.gpus_per_node
 
     @property
     def processes_per_node(self) -> int:
-        """Trainer processes of one pod: one per GPU, on CPU as many as were asked for."""
+        """Return the trainer processes of one pod: one per GPU, on CPU nodes the configured number."""
         return self.gpus_per_node or self.job.processes_per_node or 1
 
     @property
     def common_labels(self) -> dict[str, str]:
-        """On every object of the stack."""
+        """Return the labels of every object of the stack."""
         return {**self.labels, **PART_OF}
 
     @property
     def run_labels(self) -> dict[str, str]:
-        """On every object of the run."""
+        """Return the labels of every object of the run."""
         return {**self.common_labels, RUN_LABEL: self.job.run}
 
 
-RUN_LABEL = "torchrec-cloud/run"
-PART_OF = {"app.kubernetes.io/part-of": "torchrec-cloud"}
-COMPONENT_LABEL = "app.kubernetes.io/component"
-
-
 def job_nodes(job: JobSettings, desired: int) -> int:
-    """Pods of the job where the pool starts with `desired` nodes."""
+    """Return the number of pods of a job on a pool that starts with `desired` nodes."""
     return job.nodes or max(desired, 1)
 
 
-def resolve(
+def resolve_facts(
     cluster: Cluster,
     image: pulumi.Input[str],
     job: JobSettings,
@@ -96,13 +95,14 @@ def resolve(
     queued: bool,
     monitored: bool,
 ) -> pulumi.Output[Facts]:
-    """The facts, once the cloud has said what it named things."""
+    """Return the facts once the values that the cloud computes are known."""
     import pulumi
 
-    first = draft(cluster, job, trainer, queued=queued, monitored=monitored)
+    draft = draft_facts(cluster, job, trainer, queued=queued, monitored=monitored)
 
     def complete(known: Mapping[str, Any]) -> Facts:
-        return replace(first, **known, config=train_config(trainer, job, cluster, known["checkpoint_uri"]))
+        """Return the draft with the known values."""
+        return replace(draft, **known, config=train_config(trainer, job, cluster, known["checkpoint_uri"]))
 
     return pulumi.Output.all(
         bucket_uri=cluster.bucket_uri,
@@ -112,8 +112,10 @@ def resolve(
     ).apply(complete)
 
 
-def draft(cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: bool, monitored: bool) -> Facts:
-    """The facts before anything exists: what a cloud computes is a word in angle brackets."""
+def draft_facts(
+    cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: bool, monitored: bool
+) -> Facts:
+    """Return the facts with placeholders for the values that the cloud computes."""
     identity = cluster.identity
     return Facts(
         stack=cluster.labels["stack"],
@@ -139,31 +141,31 @@ def draft(cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: b
 
 
 def train_config(trainer: TrainConfig, job: JobSettings, cluster: Cluster, checkpoint_uri: str) -> TrainConfig:
-    """The stack's `trainer` section with what the cluster decides: names, places, device and the metrics endpoint."""
+    """Return the stack's `trainer` section with the keys that the cluster sets: paths, device and metrics endpoint."""
     has_gpus = bool(job.gpus_per_node or cluster.gpu.gpus_per_node)
-    more: dict[str, dict[str, object]] = {
+    cluster_keys: dict[str, dict[str, object]] = {
         "train": {"device": "cuda" if has_gpus else "cpu"},
         "checkpoint": {"uri": checkpoint_uri},
         "metrics": {
             "dir": f"{cluster.storage.work_path}/runs",
             "prometheus_port": METRICS_PORT,
-            "prometheus_host": "0.0.0.0",  # noqa: S104  # a pod's own network: the NetworkPolicy says who may ask
+            "prometheus_host": "0.0.0.0",  # noqa: S104  # the pod's network; the NetworkPolicy limits access
         },
     }
-    return decided(trainer, job, cluster.gpu.interruptible, more)
+    return with_job_settings(trainer, job, cluster.gpu.interruptible, cluster_keys)
 
 
-def decided(
-    trainer: TrainConfig, job: JobSettings, interruptible: bool, more: Mapping[str, Mapping[str, object]]
+def with_job_settings(
+    trainer: TrainConfig, job: JobSettings, interruptible: bool, sections: Mapping[str, Mapping[str, object]]
 ) -> TrainConfig:
-    """The stack's `trainer` section with what the job decides wherever it runs, and `more`, by section."""
+    """Return the stack's `trainer` section with the keys that the job sets everywhere, and the keys in `sections`."""
     values = trainer.model_dump()
     values["train"]["run"] = job.run
-    values["fault"]["grace_seconds"] = job.grace_seconds - LEFT_OF_GRACE_SECONDS
+    values["fault"]["grace_seconds"] = job.grace_seconds - GRACE_RESERVE_SECONDS
     values["metrics"]["progress"] = "lines"
     if interruptible and "notices" not in trainer.fault.model_fields_set:
-        # Spot nodes are announced minutes before Kubernetes hears of it.
+        # The cloud announces a spot interruption minutes before Kubernetes terminates the pod.
         values["fault"]["notices"] = "auto"
-    for section, own in more.items():
-        values[section] |= own
+    for section, keys in sections.items():
+        values[section] |= keys
     return TrainConfig.model_validate(values)

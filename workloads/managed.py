@@ -1,4 +1,4 @@
-"""The training job on a cloud's own training service: the same image and the same settings, without a cluster."""
+"""The training job on a cloud's managed training service: the same image and settings, without a cluster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pulumi
 from infra.contract import ServiceRun, TrainingService
 from trainer.config import TrainConfig, leaves
 from trainer.config.run_paths import checkpoints_uri
-from workloads.facts import decided, job_nodes
+from workloads.facts import job_nodes, with_job_settings
 from workloads.image import trainer_image
 from workloads.settings import JobSettings
 
 
 class ManagedTraining(pulumi.ComponentResource):
-    """A run of the trainer on a service; `job` says where to look."""
+    """A run of the trainer on a service; `job` is the stack's output of that name."""
 
     job: pulumi.Output[Mapping[str, object]]
 
@@ -30,6 +30,7 @@ class ManagedTraining(pulumi.ComponentResource):
         mount_path: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
+        """Build the image and submit the run."""
         super().__init__("torchrec-cloud:workloads:ManagedTraining", name, {"launcher": job.launcher}, opts)
         image = trainer_image(f"{name}-image", service, job, pulumi.ResourceOptions(parent=self))
         run = ServiceRun(
@@ -56,7 +57,7 @@ class ManagedTraining(pulumi.ComponentResource):
 def arguments(
     service: TrainingService, job: JobSettings, trainer: TrainConfig, mount_path: str
 ) -> list[pulumi.Input[str]]:
-    """The image's arguments: torchrun as the service's environment says, data where the service has it, settings."""
+    """Return the image's arguments: torchrun's from the service's environment, the data's location, and the settings."""
     data = pulumi.Output.concat(f"--data-at={mount_path.rstrip('/')}=", service.data_path)
     return [
         "launch",
@@ -65,36 +66,36 @@ def arguments(
         f"--max-restarts={job.max_restarts}",
         *([data] if reads_data(trainer, mount_path) else []),
         "train",
-        *options(train_config(service, job, trainer)),
+        *trainer_options(train_config(service, job, trainer)),
         pulumi.Output.concat("--checkpoint.uri=", service.checkpoint_uri),
     ]
 
 
 def reads_data(trainer: TrainConfig, mount_path: str) -> bool:
-    """Whether the run reads the bucket's datasets as files; others make their samples, or open a URI."""
+    """Return whether the run reads the bucket's datasets as files; other runs generate samples or open a URI."""
     below = mount_path.rstrip("/") + "/"
     return any(f"{path or ''}/".startswith(below) for path in (trainer.data.path, trainer.data.eval_path))
 
 
 def train_config(service: TrainingService, job: JobSettings, trainer: TrainConfig) -> TrainConfig:
-    """The stack's `trainer` section with what is decided here; where logs go the service's environment says."""
-    return decided(trainer, job, service.gpu.interruptible, {"train": {"device": "cuda"}})
+    """Return the stack's `trainer` section for the service, whose environment sets the folder of the logs."""
+    return with_job_settings(trainer, job, service.gpu.interruptible, {"train": {"device": "cuda"}})
 
 
-def options(config: TrainConfig) -> list[str]:
-    """The settings as the trainer's command line has them, those alone that are not the default's."""
+def trainer_options(config: TrainConfig) -> list[str]:
+    """Return the settings that differ from their defaults as options of the trainer's command line."""
     found, tree = [], config.model_dump(mode="json")
     for path, field in leaves().items():
         value: object = tree
         for part in path:
             assert isinstance(value, dict), "sections are mappings"
             value = value[part]
-        if value != _json(field.get_default(call_default_factory=True)):
+        if value != _as_json(field.get_default(call_default_factory=True)):
             text = value if isinstance(value, str) else json.dumps(value)
             found.append(f"--{'.'.join(path).replace('_', '-')}={text}")
     return found
 
 
-def _json(value: object) -> object:
-    """A default as JSON has it: tuples are lists, sections are mappings."""
+def _as_json(value: object) -> object:
+    """Return a default as JSON represents it: tuples as lists, sections as mappings."""
     return json.loads(json.dumps(value, default=lambda item: item.model_dump(mode="json")))

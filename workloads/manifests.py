@@ -1,49 +1,51 @@
-"""Every object of a stack's training, in one place and in order: the pure heart of this package."""
+"""All objects of a stack's training, in the order of their creation."""
 
 from __future__ import annotations
 
-from workloads import netcheck
+from collections.abc import Sequence
+
 from workloads.facts import Facts
 from workloads.launchers import load
-from workloads.objects import common as objects
-from workloads.objects import dataset, queue, tensorboard
-from workloads.objects.names import Manifest
+from workloads.objects import dataset, job_support, netcheck, queue, tensorboard
+from workloads.objects.manifest import Manifest
 from workloads.objects.network_policy import network_policy
 
-#: Keys of `manifests` that others wait for.
-ACCOUNT, CONFIG, DATASET, NETCHECK, JOB = "account", "config", "dataset", "netcheck", "job"
+#: Keys of `build_manifests` for the objects that others wait for.
+ACCOUNT, QUOTA, NETWORK_POLICY, CONFIG = "account", "quota", "network-policy", "config"
+DATASET, NETCHECK, JOB = "dataset", "netcheck", "job"
 
 
-def manifests(facts: Facts) -> dict[str, Manifest]:
-    """The objects by their logical names, in the order in which they are created.
+def build_manifests(facts: Facts) -> dict[str, Manifest]:
+    """Return the objects by their logical names.
 
-    Which names there are depends on settings alone, never on what a cloud computes.
+    The names depend on the settings only, never on a value that a cloud computes.
     """
-    config = objects.config_map(facts)
+    config = job_support.config_map(facts)
     found = {
-        ACCOUNT: objects.service_account(facts),
-        "quota": objects.resource_quota(facts),
-        "network-policy": network_policy(facts),
+        ACCOUNT: job_support.service_account(facts),
+        QUOTA: job_support.resource_quota(facts),
+        NETWORK_POLICY: network_policy(facts),
         CONFIG: config,
     }
     if facts.queued:
-        found |= _named("queue", queue.manifests(facts))
+        found |= _by_kind("queue", queue.build(facts))
     if facts.monitored:
-        found["monitor"] = objects.pod_monitor(facts)
+        found["monitor"] = job_support.pod_monitor(facts)
     if facts.job.tensorboard.enabled:
-        found |= _named("tensorboard", tensorboard.manifests(facts))
+        found |= _by_kind("tensorboard", tensorboard.build(facts))
     if facts.job.dataset.source:
-        found[DATASET] = dataset.job(facts)
+        found[DATASET] = dataset.build(facts)
     if facts.job.netcheck.enabled:
-        service, job = netcheck.manifests(facts)
+        service, job = netcheck.build(facts)
         found |= {"netcheck-service": service, NETCHECK: job}
-    launched = load(facts.job.launcher).launched(facts, config["metadata"]["name"])
-    found |= _named("job", launched.before)
-    found["budget"] = objects.disruption_budget(facts)
+    launched = load(facts.job.launcher).build(facts, config["metadata"]["name"])
+    found |= _by_kind("job", launched.dependencies)
+    found["budget"] = job_support.disruption_budget(facts)
     if launched.job is not None:
         found[JOB] = launched.job
     return found
 
 
-def _named(prefix: str, objects_of_one: list[Manifest] | tuple[Manifest, ...]) -> dict[str, Manifest]:
-    return {f"{prefix}-{item['kind'].lower()}": item for item in objects_of_one}
+def _by_kind(prefix: str, manifests: Sequence[Manifest]) -> dict[str, Manifest]:
+    """Return the objects by the names `<prefix>-<kind>`."""
+    return {f"{prefix}-{item['kind'].lower()}": item for item in manifests}

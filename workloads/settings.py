@@ -1,4 +1,4 @@
-"""What a stack configures about its training job: the section `job`, beside the trainer's own section `trainer`."""
+"""The settings of a stack's training job, section `job`; section `trainer` is the trainer's."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainer.config import TrainConfig
 
-#: The last two are training services, each of one cloud, which take the place of a cluster.
+#: The last two are managed training services, each of one cloud, which replace the cluster.
 Launcher = Literal["job", "pytorchjob", "trainjob", "torchx", "azureml", "vertex"]
 
-#: A run's name begins the names of pods and services, which DNS limits to 63 letters, and the operators add up to 27:
-#: JobSet's `<name>-<hash>-node-0-<index>-<5 letters>` is the longest.
+#: DNS limits the names of pods and services to 63 characters. They start with the run's name, and the operators append
+#: up to 27 characters: JobSet's `<name>-<hash>-node-0-<index>-<5 letters>` is the longest.
 _RUN_NAME = re.compile(r"[a-z]([-a-z0-9]{0,34}[a-z0-9])?")
 
 
-def _run_name(value: str) -> str:
+def _check_run_name(value: str) -> str:
+    """Return a valid run name; raise ValueError for others."""
     if not _RUN_NAME.fullmatch(value):
         raise ValueError(
-            "not a name that Kubernetes takes: 1 to 36 of a-z, 0-9 and -, beginning with a letter, not ending in -"
+            "not a valid name; allowed: 1 to 36 of a-z, 0-9 and -, starting with a letter, not ending with -"
         )
     return value
 
 
-RunName = Annotated[str, AfterValidator(_run_name)]
+RunName = Annotated[str, AfterValidator(_check_run_name)]
 Positive = Annotated[int, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """A group of keys: immutable, and a key that it does not know is refused."""
+    """A group of keys: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Dataset(Section):
-    """A Job that brings the data onto the shared storage and prepares it, before the first training.
+    """The Job that copies the data to the shared storage and preprocesses it before the training.
 
-    `source` is "bucket" (the folder that `upload_data` fills), a URI, or a folder below `storage.mount_path`; unset,
-    there is no such Job. The result is the folder `name` of the storage's writable part.
+    `source` is "bucket" (the folder that `upload_data` fills), a URI, or a folder below `storage.mount_path`. There is
+    no such Job if it is unset. The result is the folder `name` in the storage's writable folder.
     """
 
     source: str | None = Field(
@@ -55,9 +56,9 @@ class Dataset(Section):
 
 
 class Netcheck(Section):
-    """All-to-all and all-reduce over the whole pool before the training, so that a silent fall-back to TCP is told.
+    """A Job that measures all-to-all and all-reduce over the whole pool, which detects a silent fallback to TCP.
 
-    With `gate` the training starts only after it passed: at least `min_gb_per_s` per GPU, over the cluster's fabric.
+    With `gate` the training starts only after at least `min_gb_per_s` per GPU was measured over the cluster's fabric.
     """
 
     enabled: bool = False
@@ -67,17 +68,17 @@ class Netcheck(Section):
 
 
 class Tensorboard(Section):
-    """TensorBoard on the logs of every run of the stack."""
+    """TensorBoard on the logs of all runs of the stack."""
 
     enabled: bool = True
 
 
 class JobSettings(Section):
-    """The training job; the same keys whatever `launcher` starts it.
+    """The training job, with the same keys for every launcher.
 
-    `nodes` unset means `gpu.nodes.desired`; `min_nodes` below it makes the job elastic. `processes_per_node` is for
-    clusters without GPUs, where nothing else says how many. `env` overrides the fabric's variables. `OF_CLUSTERS` are
-    the keys that a training service has no use for.
+    `nodes` defaults to `gpu.nodes.desired`; a smaller `min_nodes` makes the job elastic. `processes_per_node` is for
+    clusters without GPUs. `env` overrides the fabric's variables. `OF_CLUSTERS` are the keys that a managed training
+    service does not use.
     """
 
     OF_CLUSTERS: ClassVar[tuple[str, ...]] = (
@@ -106,7 +107,7 @@ class JobSettings(Section):
 
 #: Launchers that start the job on a cluster.
 ON_CLUSTERS = frozenset({"job", "pytorchjob", "trainjob", "torchx"})
-#: Launchers that are a cloud's own training service.
+#: Launchers that are a cloud's managed training service.
 SERVICES = frozenset(get_args(Launcher)) - ON_CLUSTERS
 #: The sections of a stack's configuration that belong to the workloads.
 SECTIONS: dict[str, type[BaseModel]] = {"job": JobSettings, "trainer": TrainConfig}

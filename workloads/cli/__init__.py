@@ -1,1 +1,1 @@
-"""The terminal's view of a run: how it is, what it says, how to stop it."""
+"""Commands of `python -m workloads` that show or control a run."""

@@ -1,4 +1,4 @@
-"""`logs`: what the pods of a run wrote, each line with its pod in front, the trainer's reports as columns."""
+"""`logs`: the logs of a run's pods, with the trainer's reports as columns on a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infra.kube_api import KubeApiError, Object, api_path
-from workloads.cli import snapshot
-from workloads.cli.errors import EXIT_FAILED, EXIT_OK, CliError
-from workloads.cli.metrics import as_event
-from workloads.cli.target import Target, open_target
+from trainer.exit_codes import EXIT_FAILED, EXIT_OK
+from workloads.cli.options import open_run
+from workloads.errors import UserError
+from workloads.runs.metrics import parse_event
+from workloads.runs.pods import main_container, newest_pods, pod_index
+from workloads.runs.run import Run
 
-#: Columns of a report: heading, key, width and form.
+#: The columns of a report: heading, key, width and format.
 _COLUMNS = (
     ("STEP", "step", 10, ",d"),
     ("LOSS", "loss", 8, ".4f"),
@@ -23,136 +25,135 @@ _COLUMNS = (
     ("AUC", "auc", 8, ".4f"),
     ("SAMPLES/S", "samples_per_second", 13, ",.0f"),
 )
-_HEADING_EVERY = 40
+_ROWS_PER_HEADING = 40
+
+#: The name of a pod, with a line of its log or the error that ended reading it.
+PodLine = tuple[str, str | KubeApiError]
 
 
 def logs_command(arguments: argparse.Namespace) -> int:
-    """0; 1 where a pod's log cannot be read."""
-    target = open_target(arguments)
-    pods = chosen(target, arguments.rank, arguments.pod)
-    query = {"container": "", "follow": "true" if arguments.follow else "", "previous": "true" * arguments.previous}
-    query |= {"tailLines": "" if arguments.tail is None else str(arguments.tail)}
-    wanted = {key: value for key, value in query.items() if value}
+    """Print the logs; return 1 if the log of a pod cannot be read."""
+    run = open_run(arguments)
+    pods = select_pods(run, arguments.rank, arguments.pod)
+    query = {"follow": "true" if arguments.follow else "", "previous": "true" if arguments.previous else ""}
+    query["tailLines"] = "" if arguments.tail is None else str(arguments.tail)
     pretty = sys.stdout.isatty() if arguments.pretty is None else arguments.pretty
-    form = Pretty() if pretty else Plain()
+    formatter = ColumnFormatter() if pretty else PlainFormatter()
     failed = False
-    for name, line in merged(target, pods, wanted):
+    for name, line in read_logs(run, pods, {key: value for key, value in query.items() if value}):
         if isinstance(line, KubeApiError):
             failed = True
             sys.stderr.write(f"{name}: {line}\n")
             continue
         prefix = f"{name}  " if len(pods) > 1 else ""
-        for shown in form.lines(line):
-            sys.stdout.write(f"{prefix}{shown}\n")
+        for formatted in formatter.format(line):
+            sys.stdout.write(f"{prefix}{formatted}\n")
         sys.stdout.flush()
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def chosen(target: Target, rank: int | None, pod: str | None) -> list[Object]:
-    """The pods that the options name; all of the run's newest without one. A rank is the index of a pod."""
-    _, job = target.found_job()
-    pods = target.api.items(api_path(target.namespace, "Pod"), labelSelector=target.selector)
+def select_pods(run: Run, rank: int | None, pod: str | None) -> list[Object]:
+    """Return the pod with a name, the newest pod of an index (`rank`), or the newest pods of the run."""
+    _, job = run.get_job()
+    pods = run.list_pods()
     if pod is not None:
         found = [item for item in pods if item["metadata"]["name"] == pod]
         names = ", ".join(str(item["metadata"]["name"]) for item in pods) or "none"
         if not found:
-            raise CliError(f"--pod is {pod!r}; the pods of run {target.run!r} are: {names}")
+            raise UserError(f"run {run.name!r} has no such pod: got --pod {pod!r}; allowed: {names}")
         return found
-    newest = [item for item, _ in snapshot.newest_of_each(snapshot.of_job(pods, str(job["metadata"]["name"])))]
+    newest = newest_pods(pods, str(job["metadata"]["name"]))
     if not newest:
-        raise CliError(f"run {target.run!r} has no pods; `python -m workloads status {target.options}` says why")
+        raise UserError(f"run {run.name!r} has no pods. The reason: python -m workloads status {run.options}")
     if rank is None:
         return newest
-    found = [item for item in newest if snapshot.index_of(item) == rank]
+    found = [item for item in newest if pod_index(item) == rank]
     if not found:
-        legal = ", ".join(str(snapshot.index_of(item)) for item in newest)
-        raise CliError(f"--rank is {rank}; the pods of run {target.run!r} have the indices {legal}")
+        indices = ", ".join(str(pod_index(item)) for item in newest)
+        raise UserError(f"run {run.name!r} has no pod of this index: got --rank {rank}; allowed: {indices}")
     return found
 
 
-def merged(
-    target: Target, pods: Sequence[Object], query: Mapping[str, str]
-) -> Iterator[tuple[str, str | KubeApiError]]:
-    """Lines of all pods with the pod's name: as they come when followed, pod after pod otherwise."""
+def read_logs(run: Run, pods: Sequence[Object], query: Mapping[str, str]) -> Iterator[PodLine]:
+    """Yield the lines of all pods: in the order of arrival if followed, else pod after pod."""
     names = [str(pod["metadata"]["name"]) for pod in pods]
     containers = [main_container(pod) for pod in pods]
     if "follow" not in query or len(pods) == 1:
         for name, container in zip(names, containers, strict=True):
-            yield from _read(target, name, {**query, "container": container})
+            yield from _read_log(run, name, {**query, "container": container})
         return
-    lines: queue.Queue[tuple[str, str | KubeApiError] | None] = queue.Queue(maxsize=10_000)
+    lines: queue.Queue[PodLine | None] = queue.Queue(maxsize=10_000)
 
-    def pump(name: str, container: str) -> None:
-        for item in _read(target, name, {**query, "container": container}):
+    def follow(name: str, container: str) -> None:
+        """Put the lines of one pod into the queue, then None."""
+        for item in _read_log(run, name, {**query, "container": container}):
             lines.put(item)
         lines.put(None)
 
     for name, container in zip(names, containers, strict=True):
-        # Daemons: Ctrl-C ends the program although they wait for a line that may never come.
-        threading.Thread(target=pump, args=(name, container), daemon=True).start()
-    left = len(names)
-    while left:
+        # Daemon threads: Ctrl-C ends the program while they wait for a line.
+        threading.Thread(target=follow, args=(name, container), daemon=True).start()
+    unfinished = len(names)
+    while unfinished:
         found = lines.get()
         if found is None:
-            left -= 1
+            unfinished -= 1
         else:
             yield found
 
 
-def main_container(pod: Object) -> str:
-    """The trainer's container: the first; a fabric's sidecars are init containers."""
-    return str(pod["spec"]["containers"][0]["name"])
-
-
-def _read(target: Target, name: str, query: Mapping[str, str]) -> Iterator[tuple[str, str | KubeApiError]]:
+def _read_log(run: Run, name: str, query: Mapping[str, str]) -> Iterator[PodLine]:
+    """Yield the lines of one pod, or the error that ended reading them."""
     try:
-        for line in target.api.lines(f"{api_path(target.namespace, 'Pod', name)}/log", **query):
+        for line in run.api.lines(f"{api_path(run.namespace, 'Pod', name)}/log", **query):
             yield name, line
     except KubeApiError as error:
         yield name, error
 
 
-class Plain:
-    """Lines as they are."""
+class PlainFormatter:
+    """Lines unchanged."""
 
-    def lines(self, line: str) -> list[str]:
-        """The line itself."""
+    def format(self, line: str) -> list[str]:
+        """Return the line."""
         return [line]
 
 
-class Pretty:
-    """The trainer's reports as columns, its other events in words."""
+class ColumnFormatter:
+    """The trainer's reports as rows of a table, its other events as text."""
 
     def __init__(self) -> None:
-        self._since_heading = _HEADING_EVERY
+        """Start with a heading."""
+        self._rows_since_heading = _ROWS_PER_HEADING
 
-    def lines(self, line: str) -> list[str]:
-        """What is shown for one line: a heading now and then, a row, or the line."""
-        event = as_event(line)
+    def format(self, line: str) -> list[str]:
+        """Return what to print for one line: a row, with a heading above it at intervals, or text."""
+        event = parse_event(line)
         if event is None:
             return [line]
         if event["event"] != "train":
-            return [words(event)]
-        row = " ".join(_cell(event.get(key), width, form) for _, key, width, form in _COLUMNS)
-        self._since_heading += 1
-        if self._since_heading <= _HEADING_EVERY:
+            return [format_event(event)]
+        row = " ".join(_format_cell(event.get(key), width, spec) for _, key, width, spec in _COLUMNS)
+        self._rows_since_heading += 1
+        if self._rows_since_heading <= _ROWS_PER_HEADING:
             return [row]
-        self._since_heading = 1
+        self._rows_since_heading = 1
         return [" ".join(f"{title:>{width}}" for title, _, width, _ in _COLUMNS), row]
 
 
-def _cell(value: Any, width: int, form: str) -> str:
-    return f"{value:>{width}{form}}" if value is not None else "-".rjust(width)
+def _format_cell(value: Any, width: int, spec: str) -> str:
+    """Return a value in a column, `-` if there is none."""
+    return f"{value:>{width}{spec}}" if value is not None else "-".rjust(width)
 
 
-def words(event: Mapping[str, Any]) -> str:
-    """Any event on one line: its name, then what it says; a plan by its number of tables."""
-    shown = []
+def format_event(event: Mapping[str, Any]) -> str:
+    """Return any event on one line: its name, then its fields; a list as its length."""
+    fields = []
     for key, value in event.items():
         if key in ("event", "time") or value is None:
             continue
         if isinstance(value, list):
-            shown.append(f"{len(value)} {key}")
+            fields.append(f"{len(value)} {key}")
         else:
-            shown.append(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}")
-    return f"{event['event']}: {', '.join(shown)}"
+            fields.append(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}")
+    return f"{event['event']}: {', '.join(fields)}"

@@ -1,4 +1,4 @@
-"""`stop` and `resume`: hold a run's pods back, which makes the trainer save, and let them come again."""
+"""`stop` and `resume`: suspend a run, so that its trainer saves and its pods end, and resume it."""
 
 from __future__ import annotations
 
@@ -9,103 +9,103 @@ from http import HTTPStatus
 from typing import Any
 
 from infra.kube_api import KubeApiError, Object, api_path
-from workloads.cli import snapshot
-from workloads.cli.errors import EXIT_OK, CliError
-from workloads.cli.target import Target, open_target
+from trainer.exit_codes import EXIT_OK
+from workloads.cli.options import open_run
+from workloads.errors import UserError
+from workloads.runs.jobs import SUSPEND_PATHS, final_conditions, find_workload, is_suspended
+from workloads.runs.run import Run
 
-_TRIES = 5
+_MAX_TRIES = 5
 
 
 def stop_command(arguments: argparse.Namespace) -> int:
     """Suspend the job: its pods get SIGTERM and their grace period, in which the trainer saves."""
-    target = open_target(arguments)
-    kind, job = target.found_job()
+    run = open_run(arguments)
+    kind, job = run.get_job()
     name = str(job["metadata"]["name"])
-    _refuse_ended(target, kind, job)
-    resume = f"python -m workloads resume {target.options}"
-    if _held(target, kind, job):
-        sys.stdout.write(f"{kind} {name} is stopped already; `{resume}` goes on\n")
+    _refuse_ended(run, kind, job)
+    resume = f"python -m workloads resume {run.options}"
+    if _is_stopped(run, kind, job):
+        sys.stdout.write(f"{kind} {name} is already stopped; `{resume}` resumes it\n")
         return EXIT_OK
     if not arguments.yes:
-        _ask(target, kind, name)
-    _switch(target, kind, job, stopped=True)
+        _confirm(run, kind, name)
+    _set_stopped(run, kind, job, stopped=True)
     sys.stdout.write(
-        f"{kind} {name} is suspended: its pods are asked to end, and the trainer saves a checkpoint first\n"
-        f"see it end:  python -m workloads status {target.options} --watch\n"
-        f"go on:       {resume}   (from that checkpoint; `pulumi up` alone leaves it suspended)\n"
+        f"{kind} {name} is suspended: its pods are terminating, and the trainer saves a checkpoint first\n"
+        f"watch it end:  python -m workloads status {run.options} --watch\n"
+        f"resume it:     {resume}   (from that checkpoint; `pulumi up` alone leaves it suspended)\n"
     )
     return EXIT_OK
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
-    """Let the pods of a stopped run come again; they go on from its newest checkpoint."""
-    target = open_target(arguments)
-    kind, job = target.found_job()
+    """Resume a stopped run from its newest checkpoint."""
+    run = open_run(arguments)
+    kind, job = run.get_job()
     name = str(job["metadata"]["name"])
-    _refuse_ended(target, kind, job)
-    if not _held(target, kind, job):
-        sys.stdout.write(
-            f"{kind} {name} is not stopped; `python -m workloads status {target.options}` says how it is\n"
-        )
+    _refuse_ended(run, kind, job)
+    if not _is_stopped(run, kind, job):
+        sys.stdout.write(f"{kind} {name} is not stopped; `python -m workloads status {run.options}` shows its state\n")
         return EXIT_OK
-    _switch(target, kind, job, stopped=False)
+    _set_stopped(run, kind, job, stopped=False)
     sys.stdout.write(
-        f"{kind} {name} goes on from the newest checkpoint of run {target.run}\n"
-        f"see it start:  python -m workloads status {target.options} --watch\n"
+        f"{kind} {name} resumes from the newest checkpoint of run {run.name}\n"
+        f"watch it start:  python -m workloads status {run.options} --watch\n"
     )
     return EXIT_OK
 
 
-def _refuse_ended(target: Target, kind: str, job: Object) -> None:
-    """A job that has ended cannot be held back; patching it would be refused in words that help nobody."""
-    listed = (job.get("status") or {}).get("conditions") or ()
-    done = {item["type"] for item in listed if item.get("status") == "True"} & {"Complete", "Succeeded", "Failed"}
-    if done:
-        name = job["metadata"]["name"]
-        raise CliError(
-            f"{kind} {name} has ended ({', '.join(done)}), there is nothing to stop or resume; to train on, "
-            f"raise trainer.train.steps or choose another job.run, then `{target.again}`"
+def _refuse_ended(run: Run, kind: str, job: Object) -> None:
+    """Raise UserError if the job has ended: it cannot be suspended, and the API server's refusal is unclear."""
+    conditions = final_conditions(job)
+    if conditions:
+        raise UserError(
+            f"{kind} {job['metadata']['name']} has ended ({', '.join(conditions)}) and cannot be stopped or resumed. "
+            f"Fix: to continue training, raise trainer.train.steps or set another job.run, then `{run.start_command}`"
         )
 
 
-def _held(target: Target, kind: str, job: Object) -> bool:
-    workload = snapshot.workload_of(target.api, target.namespace, kind, job)
+def _is_stopped(run: Run, kind: str, job: Object) -> bool:
+    """Return whether the job, or the Workload of a queued job, is suspended."""
+    workload = find_workload(run.api, run.namespace, kind, job)
     if workload is not None:
         return workload["spec"].get("active", True) is False
-    return snapshot.suspended(kind, job)
+    return is_suspended(kind, job)
 
 
-def _switch(target: Target, kind: str, job: Object, *, stopped: bool) -> None:
-    """Kueue owns the switch of a job in a queue and would turn it back: there its own object is told."""
-    workload = snapshot.workload_of(target.api, target.namespace, kind, job)
+def _set_stopped(run: Run, kind: str, job: Object, *, stopped: bool) -> None:
+    """Suspend or resume a job; for a queued job set its Workload, as Kueue would revert the job's own field."""
+    workload = find_workload(run.api, run.namespace, kind, job)
     if workload is not None:
-        path = api_path(target.namespace, "Workload", str(workload["metadata"]["name"]))
-        _patch(target, path, {"spec": {"active": not stopped}})
+        path = api_path(run.namespace, "Workload", str(workload["metadata"]["name"]))
+        _patch(run, path, {"spec": {"active": not stopped}})
         return
     body: Mapping[str, Any] | bool = stopped
-    for key in reversed(snapshot.SUSPEND[kind]):
+    for key in reversed(SUSPEND_PATHS[kind]):
         body = {key: body}
-    assert not isinstance(body, bool), f"no switch for {kind}"
-    _patch(target, api_path(target.namespace, kind, str(job["metadata"]["name"])), body)
+    assert not isinstance(body, bool), f"no field suspends kind {kind}"
+    _patch(run, api_path(run.namespace, kind, str(job["metadata"]["name"])), body)
 
 
-def _patch(target: Target, path: str, body: Mapping[str, Any]) -> None:
-    """A controller that writes at the same moment makes a conflict, which the next try does not have."""
-    for left in reversed(range(_TRIES)):
+def _patch(run: Run, path: str, body: Mapping[str, Any]) -> None:
+    """Patch an object; retry if a controller wrote it at the same time."""
+    for tries_left in reversed(range(_MAX_TRIES)):
         try:
-            target.api.patch(path, body)
+            run.api.patch(path, body)
         except KubeApiError as error:
-            if error.status != HTTPStatus.CONFLICT or not left:
+            if error.status != HTTPStatus.CONFLICT or not tries_left:
                 raise
         else:
             return
 
 
-def _ask(target: Target, kind: str, name: str) -> None:
+def _confirm(run: Run, kind: str, name: str) -> None:
+    """Let the user type the name of the run; raise UserError if it differs or there is no terminal."""
     if not sys.stdin.isatty():
-        raise CliError(f"stopping {kind} {name} asks for the run's name, and there is no terminal to ask; add --yes")
-    sys.stdout.write(f"This stops {kind} {name} for everybody. Type the run's name ({target.run}) to go on: ")
+        raise UserError(f"stopping {kind} {name} needs a confirmation, and stdin is not a terminal. Fix: add --yes")
+    sys.stdout.write(f"This stops {kind} {name} for all its users. Type the run's name ({run.name}) to continue: ")
     sys.stdout.flush()
     answer = sys.stdin.readline().strip()
-    if answer != target.run:
-        raise CliError(f"{answer!r} is not {target.run!r}: nothing was stopped")
+    if answer != run.name:
+        raise UserError(f"the name does not match, so nothing was stopped: got {answer!r}; allowed: {run.name!r}")

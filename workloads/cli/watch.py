@@ -1,4 +1,4 @@
-"""Showing something once, or again every few seconds until it has ended."""
+"""A view that is printed once, or refreshed until it is final."""
 
 from __future__ import annotations
 
@@ -15,75 +15,81 @@ from infra.kube_api import KubeApiError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Seen = TypeVar("Seen")
-#: A file has no width, and no line of it should be folded.
-_WIDE = 220
+T = TypeVar("T")
+#: Width for files, in which no line should be folded.
+_FILE_WIDTH = 220
 
 
 @dataclass(frozen=True)
-class View(Generic[Seen]):
-    """`take` looks, `draw` and `plain` show for people and for programs, `over` says that nothing will change."""
+class View(Generic[T]):
+    """A value that `load` reads and that is printed by `render` as text or by `to_json` as JSON.
 
-    take: Callable[[], Seen]
-    draw: Callable[[Seen], RenderableType]
-    plain: Callable[[Seen], Mapping[str, Any]]
-    over: Callable[[Seen], bool]
+    `is_final` says that the value will not change any more.
+    """
 
-    def once(self, *, as_json: bool) -> Seen:
-        """One look."""
-        seen = self.take()
+    load: Callable[[], T]
+    render: Callable[[T], RenderableType]
+    to_json: Callable[[T], Mapping[str, Any]]
+    is_final: Callable[[T], bool]
+
+    def show_once(self, *, as_json: bool) -> T:
+        """Print the value and return it."""
+        value = self.load()
         if as_json:
-            sys.stdout.write(json.dumps(self.plain(seen), indent=2) + "\n")
+            sys.stdout.write(json.dumps(self.to_json(value), indent=2) + "\n")
         else:
-            self._console().print(self.draw(seen))
-        return seen
+            self._console().print(self.render(value))
+        return value
 
-    def watch(self, *, as_json: bool, every_seconds: float, sleep: Callable[[float], None] = time.sleep) -> Seen:
-        """Until it is over or Ctrl-C, which is how one stops looking; the last that was seen.
+    def watch(self, *, as_json: bool, every_seconds: float, sleep: Callable[[float], None] = time.sleep) -> T:
+        """Print the value whenever it changes, until it is final or Ctrl-C; return the last value.
 
-        A terminal is redrawn in place; anything else gets what changed: one JSON line, or one picture. An API server
-        that goes away for a moment is waited for, one that was never there is an error.
+        A terminal is redrawn in place; a file gets one JSON line or one text per change. A server that stops answering
+        is retried; one that never answered is an error.
         """
         from rich.live import Live
 
-        seen, console = self.take(), self._console()
+        value, console = self.load(), self._console()
         in_place = sys.stdout.isatty() and not as_json
-        with Live(self.draw(seen), console=console, auto_refresh=False) if in_place else nullcontext() as live:
-            shown = None
+        with Live(self.render(value), console=console, auto_refresh=False) if in_place else nullcontext() as live:
+            printed = None
             try:
                 while True:
                     if live is not None:
-                        live.update(self.draw(seen), refresh=True)
-                    elif (now := self._text(seen, as_json=as_json)) != shown:
-                        sys.stdout.write(now)
+                        live.update(self.render(value), refresh=True)
+                    elif (text := self._to_text(value, as_json=as_json)) != printed:
+                        sys.stdout.write(text)
                         sys.stdout.flush()
-                        shown = now
-                    if self.over(seen):
-                        return seen
+                        printed = text
+                    if self.is_final(value):
+                        return value
                     sleep(every_seconds)
-                    seen = self._again(seen)
+                    value = self._reload(value)
             except KeyboardInterrupt:
-                return seen
+                return value
 
-    def _again(self, before: Seen) -> Seen:
+    def _reload(self, previous: T) -> T:
+        """Return the new value, or the previous one if the server does not answer."""
         try:
-            return self.take()
+            return self.load()
         except KubeApiError as error:
-            if error.status:
+            if error.status is not None:
                 raise
-            sys.stderr.write(f"{error}; looking again\n")
-            return before
+            sys.stderr.write(f"{error}; retrying\n")
+            return previous
 
-    def _text(self, seen: Seen, *, as_json: bool) -> str:
+    def _to_text(self, value: T, *, as_json: bool) -> str:
+        """Return what to print for a value."""
         if as_json:
-            return json.dumps(self.plain(seen)) + "\n"
+            return json.dumps(self.to_json(value)) + "\n"
         console = self._console()
         with console.capture() as captured:
-            console.print(self.draw(seen))
+            console.print(self.render(value))
         text: str = captured.get()
         return text
 
     def _console(self) -> Any:
+        """Return a console as wide as the terminal, or wide enough for a file."""
         from rich.console import Console
 
-        return Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+        return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)

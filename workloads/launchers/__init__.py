@@ -1,4 +1,4 @@
-"""The ways to start the same pods: one module each, found by its name."""
+"""Launchers: ways to start the same pods, one module each."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from workloads.facts import Facts
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class Launched:
-    """What a launcher makes: `job` is the object that owns the pods, `before` what it refers to.
+class JobObjects:
+    """The objects of a launcher: `job` owns the pods, and `dependencies` are the objects that it refers to.
 
-    `job` is None where a person starts it with another program, as the launcher's own documentation says.
+    `job` is None if the user starts it with another program.
     """
 
     job: Manifest | None
-    before: tuple[Manifest, ...] = ()
+    dependencies: tuple[Manifest, ...] = ()
 
 
 class Launcher(Protocol):
-    """A launcher's module."""
+    """The interface of a launcher's module."""
 
-    def launched(self, facts: Facts, config_map: str) -> Launched:
-        """The objects that train with the settings in `config_map`."""
+    def build(self, facts: Facts, config_map: str) -> JobObjects:
+        """Return the objects that train with the settings in `config_map`."""
 
 
 def load(name: str) -> Launcher:
-    """The module of a launcher that the settings allow."""
+    """Import the module of a launcher."""
     return cast(Launcher, import_module(f"workloads.launchers.{name}"))

@@ -1,27 +1,21 @@
-"""`PyTorchJob` of the Kubeflow training operator v1: elastic, a lost worker is replaced while the others go on."""
+"""`PyTorchJob` of the Kubeflow training operator v1: elastic; a lost worker is replaced while the others continue."""
 
 from __future__ import annotations
 
 from workloads.facts import Facts
-from workloads.launchers import Launched
+from workloads.launchers import JobObjects
 from workloads.objects.arguments import TRAIN, queue_labels
-from workloads.objects.common import NO_WAIT, manifest, training_labels
-from workloads.objects.names import hashed
+from workloads.objects.manifest import NO_WAIT, build_manifest, hashed_name, training_labels
 from workloads.objects.pod import training_pod
 
 
-def launched(facts: Facts, config_map: str) -> Launched:
-    """The PyTorchJob; the operator adds the services and, as `PET_*` variables, what torchrun must know."""
-    # The operator's webhook takes a container of this name only.
-    pod = training_pod(
-        facts,
-        labels=training_labels(facts),
-        container="pytorch",
-        args=["launch", *TRAIN],
-        config_map=config_map,
-    )
+def build(facts: Facts, config_map: str) -> JobObjects:
+    """Return the PyTorchJob; the operator adds the services and torchrun's options as `PET_*` variables."""
+    labels = training_labels(facts)
+    # The operator's webhook requires this container name.
+    pod = training_pod(facts, labels=labels, container="pytorch", args=["launch", *TRAIN], config_map=config_map)
     spec = {
-        # Without it torchrun starts one process beside eight GPUs.
+        # Without it torchrun starts one process on a node with eight GPUs.
         "nprocPerNode": str(facts.processes_per_node),
         "elasticPolicy": {
             "rdzvBackend": "c10d",
@@ -34,14 +28,10 @@ def launched(facts: Facts, config_map: str) -> Launched:
         },
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": facts.job.max_restarts},
     }
-    job = manifest(
-        facts,
-        "kubeflow.org/v1",
-        "PyTorchJob",
-        hashed(facts.job.run, spec),
-        {"spec": spec},
-        labels=training_labels(facts),
-        annotations=NO_WAIT,
+    name = hashed_name(facts.job.run, spec)
+    labels |= queue_labels(facts)
+    body = {"spec": spec}
+    job = build_manifest(
+        facts, "kubeflow.org/v1", "PyTorchJob", name, body, labels=labels, annotations=NO_WAIT
     )
-    job["metadata"]["labels"] |= queue_labels(facts)
-    return Launched(job)
+    return JobObjects(job)

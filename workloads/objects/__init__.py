@@ -1,1 +1,1 @@
-"""Kubernetes objects as pure functions of the run's facts."""
+"""Kubernetes objects as pure functions of a run's facts."""

@@ -1,55 +1,55 @@
-"""A Job that brings the data onto the shared storage and prepares it; it goes on where it stopped when restarted."""
+"""The Job that copies the dataset to the shared storage and preprocesses it; after a restart it resumes."""
 
 from __future__ import annotations
 
 from workloads.facts import Facts
-from workloads.objects.common import NO_WAIT, component_labels, manifest
-from workloads.objects.names import Manifest, hashed
+from workloads.objects.manifest import NO_WAIT, Manifest, build_manifest, component_labels, hashed_name
 from workloads.objects.pod import helper_pod
 
 DATASET = "dataset"
 
 
-def source_of(facts: Facts) -> str:
-    """Where the data is: the folder of the bucket that `upload_data` fills, or what the settings name.
+def dataset_source(facts: Facts) -> str:
+    """Return where the data is: the bucket's folder that `upload_data` fills, or the source from the settings.
 
-    Where the shared storage shows that folder already, nothing has to be fetched.
+    If the shared storage shows the bucket's folder, this is a path and nothing has to be copied.
     """
     source = facts.job.dataset.source
     assert source, "no dataset is configured"
     if source != "bucket":
         return source
-    shown = facts.storage.bucket_folder
-    return f"{facts.storage.mount_path.rstrip('/')}/{shown}" if shown else f"{facts.bucket_uri.rstrip('/')}/datasets"
+    folder = facts.storage.bucket_folder
+    return f"{facts.storage.mount_path.rstrip('/')}/{folder}" if folder else f"{facts.bucket_uri.rstrip('/')}/datasets"
 
 
-def job(facts: Facts) -> Manifest:
-    """Fetch, then preprocess, on any node that is not a GPU's: nobody pays for idle GPUs while files are copied."""
-    wanted = facts.job.dataset
-    source, target = source_of(facts), f"{facts.storage.work_path}/{wanted.name}"
-    raw = source if source.startswith("/") else (f"{target}.raw" if wanted.preprocess else target)
+def build(facts: Facts) -> Manifest:
+    """Return the Job; its pod runs on nodes without GPUs, which are too expensive to idle during a copy."""
+    settings = facts.job.dataset
+    source, target = dataset_source(facts), f"{facts.storage.work_path}/{settings.name}"
+    raw = source if source.startswith("/") else (f"{target}.raw" if settings.preprocess else target)
+    memory = f"{round(settings.memory_gib * 1024)}Mi"
     resources = {
-        "requests": {"cpu": f"{round(wanted.cpus * 1000)}m", "memory": f"{round(wanted.memory_gib * 1024)}Mi"},
-        "limits": {"memory": f"{round(wanted.memory_gib * 1024)}Mi"},
+        "requests": {"cpu": f"{round(settings.cpus * 1000)}m", "memory": memory},
+        "limits": {"memory": memory},
     }
     steps = []
     if raw != source:
         steps.append({"name": "fetch", "args": ["fetch", f"--from={source}", f"--to={raw}"], "resources": resources})
-    if wanted.preprocess:
-        # Half of the container's memory: the rest is the interpreter, the page cache and what a parser needs on top.
-        memory = f"--memory-gib={wanted.memory_gib / 2:g}"
-        args = ["preprocess", f"--input={raw}", f"--output={target}", memory, *wanted.options]
+    if settings.preprocess:
+        # Half of the container's memory: the interpreter, the page cache and the parser need the rest.
+        limit = f"--memory-gib={settings.memory_gib / 2:g}"
+        args = ["preprocess", f"--input={raw}", f"--output={target}", limit, *settings.options]
         steps.append({"name": "preprocess", "args": args, "resources": resources})
     *first, last = steps
     pod = helper_pod(facts, component=DATASET, containers=[last], first=first)
     pod["spec"]["restartPolicy"] = "OnFailure"
     spec = {"backoffLimit": facts.job.max_restarts, "template": pod}
-    return manifest(
+    return build_manifest(
         facts,
         "batch/v1",
         "Job",
-        hashed(DATASET, spec),
+        hashed_name(DATASET, spec),
         {"spec": spec},
         labels=component_labels(facts, DATASET),
-        annotations=None if wanted.wait else NO_WAIT,
+        annotations=None if settings.wait else NO_WAIT,
     )

@@ -1,24 +1,23 @@
-"""Who the pods of a stack may talk to: each other, DNS, the object store, and nobody else."""
+"""The network policy of a stack's pods: they may reach each other, DNS, HTTPS and named endpoints only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from workloads.facts import METRICS_PORT, PART_OF, Facts
-from workloads.objects.common import manifest
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import Manifest, build_manifest
 
-#: Where clouds answer a node's questions about itself: the notice of a preemption among them.
+#: The clouds' instance metadata service, which also announces spot interruptions.
 _METADATA = "169.254.169.254/32:80"
 
 
 def network_policy(facts: Facts) -> Manifest:
-    """Everything in or out that is not named here is dropped, where the cluster's network enforces policies.
+    """Return the policy, which drops all other traffic if the cluster's network enforces policies.
 
-    Object stores have addresses that no policy can list, so HTTPS goes anywhere; `job.egress` adds `cidr:port`.
+    The addresses of object stores cannot be listed, so HTTPS is open to all; `job.egress` adds `cidr:port`.
     """
     own = {"podSelector": {"matchLabels": PART_OF}}
-    further = [_METADATA, *facts.identity_endpoints, *facts.job.egress]
+    endpoints = [_METADATA, *facts.identity_endpoints, *facts.job.egress]
     spec = {
         "podSelector": own["podSelector"],
         "policyTypes": ["Ingress", "Egress"],
@@ -26,21 +25,23 @@ def network_policy(facts: Facts) -> Manifest:
             {"from": [own]},
             {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
         ],
-        "egress": [{"to": [own]}, _dns(), _https(), *_endpoints(further)],
+        "egress": [{"to": [own]}, _dns(), _https(), *_endpoint_rules(endpoints)],
     }
-    return manifest(facts, "networking.k8s.io/v1", "NetworkPolicy", "training", {"spec": spec})
+    return build_manifest(facts, "networking.k8s.io/v1", "NetworkPolicy", "training", {"spec": spec})
 
 
 def _dns() -> Manifest:
-    """Port 53 anywhere: some clusters resolve through a cache on the node, which no selector of pods reaches."""
+    """Return the rule for DNS, open to all: some clusters use a cache on the node, which no pod selector matches."""
     return {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]}
 
 
 def _https() -> Manifest:
+    """Return the rule for HTTPS, open to all."""
     return {"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"protocol": "TCP", "port": 443}]}
 
 
-def _endpoints(addresses: Iterable[str]) -> list[Manifest]:
+def _endpoint_rules(addresses: Iterable[str]) -> list[Manifest]:
+    """Return one rule for each `cidr:port`."""
     rules = []
     for address in dict.fromkeys(addresses):
         cidr, _, port = address.rpartition(":")

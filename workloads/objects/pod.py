@@ -1,4 +1,4 @@
-"""The one pod template that all launchers share, and the smaller one of the helpers beside it."""
+"""The pod template that all launchers share, and the smaller template of helpers without GPUs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from infra.contract import Mount, Sidecar
 from workloads.facts import COMPONENT_LABEL, METRICS_PORT, Facts
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import Manifest
 
-#: The user of the image (trainer/Dockerfile). Its group is 0, as on clusters that pick a user of their own.
+#: The user of the image (trainer/Dockerfile). Its group is 0, as on clusters that assign a user ID.
 USER = 10001
 CONFIG_DIR = "/etc/trainer"
 CONFIG_FILE = "config.json"
-#: Pods with this label keep each other off their nodes.
-_ALONE = {"torchrec-cloud/owns-node": "true"}
+#: Pods with this label do not share a node.
+_OWNS_NODE = {"torchrec-cloud/owns-node": "true"}
 _SHARED_MEMORY = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
 
 
@@ -27,11 +27,11 @@ def training_pod(
     config_map: str | None = None,
     subdomain: str | None = None,
 ) -> Manifest:
-    """The template of a pod that owns a node: GPUs, fabric devices, shared memory, data, identity and settings.
+    """Return the template of a pod that owns a node: GPUs, fabric devices, shared memory, data, identity, settings.
 
-    `labels` find the pods of one job, `container` is the name that the launcher's operator looks for, `args` what the
-    image's entry point gets, `config_map` holds the trainer's settings, `subdomain` is the headless service that gives
-    the pods names.
+    `labels` select the pods of one job. `container` is the name that the launcher's operator expects. `args` are the
+    arguments of the image's entry point. `config_map` holds the trainer's settings. `subdomain` is the headless service
+    that gives the pods names.
     """
     volumes = _scratch(facts.pool.shared_memory_gib) + _fabric_volumes(facts)
     mounts = [*_scratch_mounts(), _SHARED_MEMORY, *map(_mount, facts.fabric.mounts)]
@@ -49,7 +49,7 @@ def training_pod(
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
         "resources": _resources(facts),
         "securityContext": container_security(facts.fabric.capabilities),
-        # The last lines of the log go where `kubectl describe` and `python -m workloads status` find them.
+        # `kubectl describe` and `python -m workloads status` then show the last lines of the log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     } | _secret_env(facts)
@@ -63,7 +63,7 @@ def training_pod(
         spec["initContainers"] = [_sidecar(item) for item in facts.fabric.sidecars]
     if subdomain:
         spec["subdomain"] = subdomain
-    return {"metadata": _metadata(facts, {**labels, **_ALONE}, facts.fabric.pod_annotations), "spec": spec}
+    return {"metadata": _metadata(facts, {**labels, **_OWNS_NODE}, facts.fabric.pod_annotations), "spec": spec}
 
 
 def helper_pod(
@@ -74,13 +74,14 @@ def helper_pod(
     first: Sequence[Mapping[str, Any]] = (),
     read_only: bool = False,
 ) -> Manifest:
-    """The template of a pod without GPUs on any node: the same user, identity, storage and restrictions.
+    """Return the template of a pod without GPUs, with the same user, identity, storage and restrictions.
 
-    Each container brings name, args and resources; `first` run one after the other before them.
+    Each container needs a name, args and resources. The containers in `first` run one after the other before the others.
     """
     mounts = [*_scratch_mounts(), *_storage_mounts(facts, writable=not read_only)]
 
     def complete(own: Mapping[str, Any]) -> Manifest:
+        """Return a container with the fields that all share."""
         shared = {
             "image": facts.image,
             "imagePullPolicy": "IfNotPresent",
@@ -98,7 +99,7 @@ def helper_pod(
 
 
 def environment(facts: Facts, *layers: Mapping[str, str]) -> list[dict[str, str]]:
-    """A container's `env`: the identity's variables, then each layer over those before it."""
+    """Return a container's `env`: the identity's variables, overridden by each layer in turn."""
     merged = dict(facts.identity_env)
     for layer in layers:
         merged |= layer
@@ -106,7 +107,7 @@ def environment(facts: Facts, *layers: Mapping[str, str]) -> list[dict[str, str]
 
 
 def container_security(capabilities: Sequence[str]) -> Manifest:
-    """Level `restricted` of the Pod Security Standards, and a root file system that nobody writes to."""
+    """Return level `restricted` of the Pod Security Standards with a read-only root file system."""
     added = {"add": list(capabilities)} if capabilities else {}
     return {
         "allowPrivilegeEscalation": False,
@@ -116,8 +117,9 @@ def container_security(capabilities: Sequence[str]) -> Manifest:
 
 
 def _pod_spec(facts: Facts, containers: Sequence[Manifest], volumes: Sequence[Manifest]) -> Manifest:
+    """Return what training pods and helpers have in common."""
     return {
-        # A cloud's identity comes by tokens of its own; the API server's is of no use to a trainer.
+        # The cloud's identity uses its own tokens, and the trainer does not use the Kubernetes API.
         "automountServiceAccountToken": False,
         "containers": list(containers),
         "enableServiceLinks": False,
@@ -126,7 +128,7 @@ def _pod_spec(facts: Facts, containers: Sequence[Manifest], volumes: Sequence[Ma
             "runAsUser": USER,
             "runAsGroup": 0,
             "fsGroup": USER,
-            # Changing the group of every file of a data set at each start takes hours.
+            # Changing the group of every file of a dataset at each start takes hours.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -136,6 +138,7 @@ def _pod_spec(facts: Facts, containers: Sequence[Manifest], volumes: Sequence[Ma
 
 
 def _metadata(facts: Facts, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Manifest:
+    """Return the metadata of a pod template."""
     metadata: Manifest = {"labels": {**facts.pod_labels, **labels}}
     if annotations:
         metadata["annotations"] = dict(annotations)
@@ -143,7 +146,7 @@ def _metadata(facts: Facts, labels: Mapping[str, str], annotations: Mapping[str,
 
 
 def _resources(facts: Facts) -> Manifest:
-    """A whole node's devices, fewer GPUs if the job asks for fewer; CPU is requested and never limited."""
+    """Return all devices of a node, or fewer GPUs if the job requests fewer; CPUs are requested and never limited."""
     limits = dict(facts.pool.resource_limits)
     if facts.gpus_per_node:
         limits["nvidia.com/gpu"] = str(facts.gpus_per_node)
@@ -155,16 +158,16 @@ def _resources(facts: Facts) -> Manifest:
 
 
 def _affinity(facts: Facts) -> Manifest:
-    """No two training pods on one node: a rule where nodes have GPUs, a wish where a laptop's one node must do."""
-    term = {"labelSelector": {"matchLabels": dict(_ALONE)}, "topologyKey": "kubernetes.io/hostname"}
+    """Return the rule of one training pod per node: required with GPUs, else preferred, as a laptop has one node."""
+    term = {"labelSelector": {"matchLabels": dict(_OWNS_NODE)}, "topologyKey": "kubernetes.io/hostname"}
     if facts.gpus_per_node:
         return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    wish = {"weight": 100, "podAffinityTerm": term}
-    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    preference = {"weight": 100, "podAffinityTerm": term}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
 
 
 def _scratch(shared_memory_gib: int | None) -> list[Manifest]:
-    """Places to write beside a read-only root file system; shared memory counts as the pod's memory."""
+    """Return the writable volumes of a read-only root file system; shared memory counts as the pod's memory."""
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}, {"name": "work", "emptyDir": {}}]
     if shared_memory_gib:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared_memory_gib}Gi"}})
@@ -172,15 +175,17 @@ def _scratch(shared_memory_gib: int | None) -> list[Manifest]:
 
 
 def _scratch_mounts() -> list[Manifest]:
+    """Return the mounts of the writable volumes."""
     return [{"name": "tmp", "mountPath": "/tmp"}, {"name": "work", "mountPath": "/work"}]  # noqa: S108
 
 
 def _claim(facts: Facts) -> Manifest:
+    """Return the volume of the shared storage."""
     return {"name": "data", "persistentVolumeClaim": {"claimName": facts.storage.claim_name}}
 
 
 def _storage_mounts(facts: Facts, *, writable: bool = True) -> list[Manifest]:
-    """The shared storage read-only, and inside it the one folder for logs and prepared data that can be written."""
+    """Return the read-only mount of the shared storage, and its writable folder for logs and preprocessed data."""
     storage = facts.storage
     mounts: list[Manifest] = [{"name": "data", "mountPath": storage.mount_path, "readOnly": True}]
     if writable:
@@ -189,7 +194,7 @@ def _storage_mounts(facts: Facts, *, writable: bool = True) -> list[Manifest]:
 
 
 def _fabric_volumes(facts: Facts) -> list[Manifest]:
-    """One volume for each name: the trainer and a sidecar that mount the same name share it."""
+    """Return one volume for each name; the trainer and a sidecar share a volume of the same name."""
     found = [*facts.fabric.mounts, *(mount for item in facts.fabric.sidecars for mount in item.mounts)]
     volumes: dict[str, Manifest] = {}
     for mount in found:
@@ -202,13 +207,14 @@ def _fabric_volumes(facts: Facts) -> list[Manifest]:
 
 
 def _mount(mount: Mount) -> Manifest:
+    """Return a mount of the fabric."""
     return {"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only}
 
 
 def _sidecar(sidecar: Sidecar) -> Manifest:
-    """An init container that goes on running: it is there before the trainer and ends with it.
+    """Return an init container that keeps running: it starts before the trainer and ends with it.
 
-    Sidecars change the host's network settings, which only root may; nothing beyond the named capabilities is given.
+    A sidecar changes the host's network settings as root, with the named capabilities only.
     """
     return {
         "name": sidecar.name,
@@ -227,4 +233,5 @@ def _sidecar(sidecar: Sidecar) -> Manifest:
 
 
 def _secret_env(facts: Facts) -> Manifest:
+    """Return the reference to the secret of the identity's variables, empty without one."""
     return {"envFrom": [{"secretRef": {"name": facts.secret_name}}]} if facts.secret_name else {}

@@ -1,17 +1,16 @@
-"""Kueue's objects: the pool as a flavor, a queue that may use all of it, and the namespace's way into that queue."""
+"""Kueue's objects: the pool as a flavor, a cluster queue for all of it, and the namespace's local queue."""
 
 from __future__ import annotations
 
 from workloads.facts import Facts
 from workloads.objects.arguments import QUEUE
-from workloads.objects.common import manifest
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import Manifest, build_manifest
 
 _API = "kueue.x-k8s.io/v1beta2"
 
 
-def manifests(facts: Facts) -> list[Manifest]:
-    """Flavor, cluster queue, local queue; the first two belong to the whole cluster, so they carry the stack's name."""
+def build(facts: Facts) -> list[Manifest]:
+    """Return flavor, cluster queue and local queue; the first two have no namespace, so their names contain the stack."""
     shared = f"{facts.stack}-training"
     flavor = {
         "nodeLabels": dict(facts.pool.node_selector),
@@ -25,24 +24,24 @@ def manifests(facts: Facts) -> list[Manifest]:
         "resourceGroups": [{"coveredResources": list(quota), "flavors": [{"name": shared, "resources": resources}]}],
     }
     return [
-        manifest(facts, _API, "ResourceFlavor", shared, {"spec": flavor}, namespaced=False),
-        manifest(facts, _API, "ClusterQueue", shared, {"spec": cluster_queue}, namespaced=False),
-        manifest(facts, _API, "LocalQueue", QUEUE, {"spec": {"clusterQueue": shared}}),
+        build_manifest(facts, _API, "ResourceFlavor", shared, {"spec": flavor}, namespaced=False),
+        build_manifest(facts, _API, "ClusterQueue", shared, {"spec": cluster_queue}, namespaced=False),
+        build_manifest(facts, _API, "LocalQueue", QUEUE, {"spec": {"clusterQueue": shared}}),
     ]
 
 
 def _quota(facts: Facts) -> dict[str, str]:
-    """All that the pool may grow to. Kueue holds back a job that asks for anything no quota names."""
+    """Return the resources of the largest pool; Kueue admits no job that requests a resource without a quota."""
     nodes, instance = facts.pool.num_nodes_max, facts.pool.instance
     quota = {"cpu": str(nodes * instance.num_vcpus), "memory": f"{round(nodes * instance.memory_gib)}Gi"}
     for name, limit in facts.pool.resource_limits.items():
         if name not in quota:
-            quota[name] = times(limit, nodes)
+            quota[name] = multiply_quantity(limit, nodes)
     return dict(sorted(quota.items()))
 
 
-def times(quantity: str, factor: int) -> str:
-    """A whole Kubernetes quantity (`8`, `5120Mi`) times a number."""
+def multiply_quantity(quantity: str, factor: int) -> str:
+    """Return a whole Kubernetes quantity (`8`, `5120Mi`) times a factor."""
     digits = quantity.rstrip("KMGTPEikm")
     assert digits.isdigit(), f"{quantity} is not a whole number with a unit"
     return f"{int(digits) * factor}{quantity[len(digits) :]}"

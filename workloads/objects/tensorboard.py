@@ -1,18 +1,17 @@
-"""TensorBoard on the logs of all runs; reach it with `kubectl port-forward`."""
+"""TensorBoard on the logs of all runs; `python -m workloads tensorboard` opens it."""
 
 from __future__ import annotations
 
 from workloads.facts import COMPONENT_LABEL, Facts
-from workloads.objects.common import NO_WAIT, component_labels, manifest
-from workloads.objects.names import Manifest
+from workloads.objects.manifest import NO_WAIT, Manifest, build_manifest, component_labels
 from workloads.objects.pod import helper_pod
 
 TENSORBOARD = "tensorboard"
 PORT = 6006
 
 
-def manifests(facts: Facts) -> list[Manifest]:
-    """The deployment, from the trainer's own image, and a service inside the cluster."""
+def build(facts: Facts) -> list[Manifest]:
+    """Return the Deployment, which uses the trainer's image, and its Service."""
     selector = {COMPONENT_LABEL: TENSORBOARD}
     runs = f"{facts.storage.work_path}/runs"
     container = {
@@ -26,24 +25,12 @@ def manifests(facts: Facts) -> list[Manifest]:
     pod = helper_pod(facts, component=TENSORBOARD, containers=[container], read_only=True)
     deployment = {"replicas": 1, "selector": {"matchLabels": selector}, "template": pod}
     service = {"selector": selector, "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}]}
-    # Neither is waited for: the image may still be on its way to the nodes, and no training depends on it.
-    return [
-        manifest(
-            facts,
-            "apps/v1",
-            "Deployment",
-            TENSORBOARD,
-            {"spec": deployment},
-            labels=component_labels(facts, TENSORBOARD),
-            annotations=NO_WAIT,
-        ),
-        manifest(
-            facts,
-            "v1",
-            "Service",
-            TENSORBOARD,
-            {"spec": service},
-            labels=component_labels(facts, TENSORBOARD),
-            annotations=NO_WAIT,
-        ),
-    ]
+    # Pulumi does not wait: the nodes may still pull the image, and no training depends on TensorBoard.
+    labels = component_labels(facts, TENSORBOARD)
+
+    def build_object(api_version: str, kind: str, spec: Manifest) -> Manifest:
+        """Return one of the two objects."""
+        body = {"spec": spec}
+        return build_manifest(facts, api_version, kind, TENSORBOARD, body, labels=labels, annotations=NO_WAIT)
+
+    return [build_object("apps/v1", "Deployment", deployment), build_object("v1", "Service", service)]

@@ -1,4 +1,4 @@
-"""The newest numbers of a run: from the trainer's Prometheus endpoint, else from the last lines of its log."""
+"""The newest metrics of a run, from the trainer's Prometheus endpoint or the last lines of its log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from infra.kube_api import KubeApi, KubeApiError, Object, api_path
 from workloads.facts import METRICS_PORT
 
 GIB = 1024**3
-#: One series of the text format: name, labels, value.
+#: One sample of Prometheus's text format: name, labels, value.
 _SERIES = re.compile(r"^(trainer_\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-#: Series without a split, by the key that they become, and the factor.
+#: Series without a label `split`: the key for each, and the factor to its unit.
 _PLAIN = {
     "trainer_step": ("step", 1.0),
     "trainer_position_samples": ("position", 1.0),
@@ -26,28 +26,28 @@ _PLAIN = {
 _BY_SPLIT = {"trainer_loss": "loss", "trainer_ne": "ne", "trainer_auc": "auc", "trainer_calibration": "calibration"}
 _SAVED = "trainer_last_checkpoint_timestamp_seconds"
 _KEYS = ("step", "position", "samples_per_second", "step_ms", "memory_gib", *_BY_SPLIT.values())
-#: Enough lines for the last report, the last save and the last evaluation.
+#: Enough lines for the last report, the last checkpoint and the last evaluation.
 _TAIL_LINES = 200
 
 
-def newest(api: KubeApi, namespace: str, pods: Sequence[Object]) -> dict[str, Any]:
-    """The numbers, and under `source` where they come from; empty where neither endpoint nor log has any.
+def newest_metrics(api: KubeApi, namespace: str, pods: Sequence[Object]) -> dict[str, Any]:
+    """Return the newest metrics and, as `source`, their origin; empty if there are none yet.
 
-    Rank 0 alone answers and writes, and may be on any pod of an elastic job, so each is asked in turn.
+    Only rank 0 reports, and it may be on any pod of an elastic job, so every pod is tried.
     """
     started = [str(pod["metadata"]["name"]) for pod in pods if (pod.get("status") or {}).get("phase") != "Pending"]
     running = [str(pod["metadata"]["name"]) for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
     for name in running:
         try:
-            found = parse_series(api.text(f"{api_path(namespace, 'Pod', name)}:{METRICS_PORT}/proxy/metrics"))
-        except KubeApiError:  # this pod is not rank 0, or no proxy is allowed: the log is left
+            found = parse_prometheus(api.text(f"{api_path(namespace, 'Pod', name)}:{METRICS_PORT}/proxy/metrics"))
+        except KubeApiError:  # not rank 0, or the proxy is forbidden: the log is next
             continue
         if found:
             return found | {"source": f"pod {name}, port {METRICS_PORT}"}
     for name in started:
         try:
             text = api.text(f"{api_path(namespace, 'Pod', name)}/log", tailLines=str(_TAIL_LINES))
-        except KubeApiError:  # the container has not started, or its log is gone
+        except KubeApiError:  # the container has not started, or its log was deleted
             continue
         found = parse_log(text.splitlines())
         if found:
@@ -55,8 +55,8 @@ def newest(api: KubeApi, namespace: str, pods: Sequence[Object]) -> dict[str, An
     return {}
 
 
-def parse_series(text: str) -> dict[str, Any]:
-    """Prometheus's text format -> the trainer's numbers in the units of its events."""
+def parse_prometheus(text: str) -> dict[str, Any]:
+    """Return the trainer's metrics from Prometheus's text format, in the units of the trainer's events."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         match = _SERIES.match(line.strip())
@@ -75,10 +75,10 @@ def parse_series(text: str) -> dict[str, Any]:
 
 
 def parse_log(lines: Iterable[str]) -> dict[str, Any]:
-    """The trainer's JSON lines -> the same; other lines are passed over."""
+    """Return the trainer's metrics from the JSON lines of its log; other lines are ignored."""
     found: dict[str, Any] = {}
     for line in lines:
-        event = as_event(line)
+        event = parse_event(line)
         if event is None:
             continue
         kind = event["event"]
@@ -96,8 +96,8 @@ def parse_log(lines: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def as_event(line: str) -> Mapping[str, Any] | None:
-    """A line of the trainer as its event; None for any other line."""
+def parse_event(line: str) -> Mapping[str, Any] | None:
+    """Return the event of a JSON line of the trainer, None for any other line."""
     if not line.startswith("{"):
         return None
     try:
