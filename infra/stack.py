@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import pulumi
 from pydantic import BaseModel
 
 from infra import clouds
@@ -43,6 +42,8 @@ def load(sections: Sections, further: Sequence[Check] = ()) -> Stack:
 
     `sections` maps the top-level keys of other packages to their models, `further` are the checks of these packages.
     """
+    import pulumi  # lazy: `python -m workloads plan` reads stacks without it
+
     # pulumi.Config reads single keys that the caller knows; rejecting unknown keys requires all of them.
     config = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
     try:
@@ -74,7 +75,7 @@ def parse_leniently(config: Mapping[str, str], project: str, stack: str, section
 
 def _read(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> tuple[Stack, list[Problem]]:
     """Parse each section with its model; return the problems of single keys too."""
-    raw, problems = _decode(config, project)
+    raw, problems = decode(config, project)
     name = str(raw.get("cloud", ""))
     unknown = checks.one_of("cloud", name, clouds.available())
     if unknown:
@@ -90,7 +91,7 @@ def _read(config: Mapping[str, str], project: str, stack: str, sections: Section
     return Stack(cloud, settings, parsed), [*problems, *found]
 
 
-def _decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:
+def decode(config: Mapping[str, str], project: str) -> tuple[dict[str, object], list[Problem]]:
     """Return this project's keys, with structured values decoded from the engine's JSON."""
     raw: dict[str, object] = {}
     problems = []

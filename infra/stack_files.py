@@ -52,6 +52,10 @@ class Configuration:
         """Return the settings with examples instead of invalid values, for callers that do not need those values."""
         return stacks.parse_leniently(self.values, self.project, self.stack, UNCHECKED_SECTIONS)
 
+    def own_values(self) -> dict[str, object]:
+        """Return the values of the project's own keys, with structured values decoded."""
+        return stacks.decode(self.values, self.project)[0]
+
     def _fix_where_set(self, problem: Problem) -> Problem:
         """Replace the fix of a key from the command line with the corrected option."""
         if problem.key not in self.overrides:

@@ -1,4 +1,4 @@
-"""What cannot work between the job, the trainer's settings and the cluster; told before any resource is registered."""
+"""Checks of the job and trainer settings against the cluster's settings, before any resource is registered."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from trainer.config import TrainConfig
 from workloads.facts import job_nodes
 from workloads.settings import ON_CLUSTERS, SERVICES, JobSettings
 
-#: Elastic jobs: what each launcher can do with `job.min_nodes`.
-_FIXED = {"trainjob": "Kubeflow Trainer v2 has no elastic jobs yet"}
-_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[\w][\w.-]{0,127}|@sha256:[0-9a-f]{64})$")
-#: Keys of the trainer that the cluster decides, and the key that a person sets instead.
-_DECIDED = {
+#: Launchers without elastic jobs, and the reason.
+_NOT_ELASTIC = {"trainjob": "Kubeflow Trainer v2 has no elastic jobs yet"}
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[\w][\w.-]{0,127}|@sha256:[0-9a-f]{64})$")
+_MAX_PORT = 65_535
+#: Keys of the trainer that the cluster sets, and what the user sets instead.
+_SET_BY_CLUSTER = {
     "train.run": "job.run",
     "train.device": "gpu",
     "checkpoint.uri": "storage",
@@ -29,156 +30,141 @@ _DECIDED = {
 
 
 def problems(job: JobSettings, trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
-    """Every mistake; the order is that of the keys a person would set first."""
-    yield from _service(job, settings)
-    yield from _image(job, settings)
-    yield from _size(job, settings)
-    yield from _decided(trainer)
-    yield from _batch(job, trainer, settings)
-    yield from _dataset(job, settings)
-    yield from _data_path(trainer, settings)
-    yield from _egress(job)
+    """Yield all problems, in the order in which a user sets the keys."""
+    yield from _check_service(job, settings)
+    yield from _check_image(job, settings)
+    yield from _check_nodes(job, settings)
+    yield from _check_processes(job, settings)
+    yield from _check_reserved_keys(trainer)
+    yield from _check_batch_size(job, trainer, settings)
+    yield from _check_dataset(job, settings)
+    yield from _check_data_paths(trainer, settings)
+    yield from _check_egress(job)
 
 
-def _service(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
-    """A service belongs to one cloud, and reads nothing that is about pods."""
+def _check_service(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    """Yield a training service of another cloud, or the keys about pods that a service does not use."""
     if job.launcher not in SERVICES:
         return
     if job.launcher not in settings.services:
-        legal = " | ".join([*sorted(ON_CLUSTERS), *settings.services])
-        wrong = "a training service of another cloud than this stack's"
-        yield Problem("job.launcher", wrong, legal, fix_by_setting("job.launcher", "pytorchjob"), job.launcher)
+        message = "a training service of another cloud than this stack's"
+        allowed = " | ".join([*sorted(ON_CLUSTERS), *settings.services])
+        yield Problem("job.launcher", message, allowed, fix_by_setting("job.launcher", "pytorchjob"), job.launcher)
         return
-    wrong = f"about pods, and job.launcher {job.launcher} makes none"
-    yield from find_unused(job, JobSettings.OF_CLUSTERS, wrong, "job.")
+    message = f"only for pods, and job.launcher {job.launcher} creates none"
+    yield from find_unused(job, JobSettings.OF_CLUSTERS, message, "job.")
 
 
-def _image(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+def _check_image(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    """Yield a missing image, or one without tag and digest."""
+    key = "job.image"
     if job.image is None:
         if not settings.has_registry:
-            legal = "an image that the nodes can pull or have, or registry.repository to push to"
-            yield Problem(
-                "job.image", "missing, and the stack has no registry", legal, fix_by_setting("job.image", "trainer:dev")
-            )
-    elif not _REFERENCE.match(job.image):
-        legal = "name:tag, better name@sha256:<64 hexadecimal digits>, which nobody can move"
-        yield Problem(
-            "job.image", "no tag and no digest", legal, fix_by_setting("job.image", f"{job.image}:<tag>"), job.image
-        )
+            allowed = "an image that the nodes can pull or have, or registry.repository to push to"
+            yield Problem(key, "missing, and the stack has no registry", allowed, fix_by_setting(key, "trainer:dev"))
+    elif not _IMAGE_REFERENCE.match(job.image):
+        allowed = "name:tag, better the immutable name@sha256:<64 hexadecimal digits>"
+        yield Problem(key, "no tag and no digest", allowed, fix_by_setting(key, f"{job.image}:<tag>"), job.image)
 
 
-def _size(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
-    nodes = job_nodes(job, settings.gpu.nodes.desired)
-    if nodes > settings.gpu.nodes.max:
-        legal = f"1 to gpu.nodes.max ({settings.gpu.nodes.max})"
-        yield Problem("job.nodes", "more than the pool may have", legal, fix_by_setting("gpu.nodes.max", nodes), nodes)
+def _check_nodes(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    """Yield numbers of nodes that the pool or the launcher does not support."""
+    nodes, max_nodes, key = job_nodes(job, settings.gpu.nodes.desired), settings.gpu.nodes.max, "job.min_nodes"
+    if nodes > max_nodes:
+        message, allowed = "more than the pool's maximum", f"1 to gpu.nodes.max ({max_nodes})"
+        yield Problem("job.nodes", message, allowed, fix_by_setting("gpu.nodes.max", nodes), nodes)
     if job.min_nodes and job.min_nodes > nodes:
-        legal = f"1 to job.nodes ({nodes})"
-        yield Problem(
-            "job.min_nodes",
-            f"more than job.nodes ({nodes})",
-            legal,
-            fix_by_setting("job.min_nodes", nodes),
-            job.min_nodes,
-        )
-    elif job.min_nodes and job.min_nodes < nodes and job.launcher in _FIXED:
-        legal = f"job.nodes ({nodes}), or job.launcher pytorchjob"
-        yield Problem(
-            "job.min_nodes", _FIXED[job.launcher], legal, fix_by_setting("job.launcher", "pytorchjob"), job.min_nodes
-        )
-    if job.gpus_per_node and job.gpus_per_node > settings.gpus_per_node:
-        legal = f"1 to {settings.gpus_per_node}" if settings.gpus_per_node else "unset: this pool has no GPUs"
-        how = (
-            fix_by_setting("job.gpus_per_node", settings.gpus_per_node)
-            if settings.gpus_per_node
-            else fix_by_removing("job.gpus_per_node")
-        )
-        yield Problem("job.gpus_per_node", "more than a node has", legal, how, job.gpus_per_node)
-    if job.processes_per_node and settings.gpus_per_node:
-        wrong = "the pool has GPUs, and each gets one process"
-        how = fix_by_removing("job.processes_per_node")
-        yield Problem("job.processes_per_node", wrong, "job.gpus_per_node", how, job.processes_per_node)
+        message, allowed = f"more than job.nodes ({nodes})", f"1 to job.nodes ({nodes})"
+        yield Problem(key, message, allowed, fix_by_setting(key, nodes), job.min_nodes)
+    elif job.min_nodes and job.min_nodes < nodes and job.launcher in _NOT_ELASTIC:
+        message, allowed = _NOT_ELASTIC[job.launcher], f"job.nodes ({nodes}), or job.launcher pytorchjob"
+        yield Problem(key, message, allowed, fix_by_setting("job.launcher", "pytorchjob"), job.min_nodes)
 
 
-def _decided(trainer: TrainConfig) -> Iterable[Problem]:
-    """Keys of the trainer that would be overwritten; nothing a person sets is dropped in silence."""
-    for path, owner in _DECIDED.items():
-        section, key = path.split(".")
-        given = getattr(trainer, section)
-        if key in given.model_fields_set:
+def _check_processes(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    """Yield more GPUs than a node has, or a number of processes although the GPUs determine it."""
+    num_gpus, key = settings.gpus_per_node, "job.gpus_per_node"
+    if job.gpus_per_node and job.gpus_per_node > num_gpus:
+        allowed = f"1 to {num_gpus}" if num_gpus else "unset: this pool has no GPUs"
+        fix = fix_by_setting(key, num_gpus) if num_gpus else fix_by_removing(key)
+        yield Problem(key, "more than a node has", allowed, fix, job.gpus_per_node)
+    if job.processes_per_node and num_gpus:
+        key, message = "job.processes_per_node", "the pool has GPUs, and each gets one process"
+        yield Problem(key, message, "job.gpus_per_node", fix_by_removing(key), job.processes_per_node)
+
+
+def _check_reserved_keys(trainer: TrainConfig) -> Iterable[Problem]:
+    """Yield keys of the trainer that the cluster would overwrite, so that no setting is silently ignored."""
+    for path, owner in _SET_BY_CLUSTER.items():
+        section_name, key = path.split(".")
+        section = getattr(trainer, section_name)
+        if key in section.model_fields_set:
             name = f"trainer.{path}"
-            yield Problem(
-                name, "decided by the cluster", f"{owner} instead", fix_by_removing(name), getattr(given, key)
-            )
+            fix = fix_by_removing(name)
+            yield Problem(name, "set by the cluster", f"{owner} instead", fix, getattr(section, key))
 
 
-def _batch(job: JobSettings, trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
+def _check_batch_size(job: JobSettings, trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
+    """Yield a global batch size that the processes cannot share equally, at any allowed number of nodes."""
     if trainer.train.batch_size_is == "per_process":
         return
     per_node = job.gpus_per_node or settings.gpus_per_node or job.processes_per_node or 1
-    most = job_nodes(job, settings.gpu.nodes.desired)
-    for nodes in range(job.min_nodes or most, most + 1):
-        world, size = nodes * per_node, trainer.train.batch_size
-        if size % world:
-            wrong = f"{world} processes ({nodes} nodes x {per_node}) cannot share it equally"
-            fitting = size - size % world or world
-            legal = f"multiples of {world}, for example {fitting}"
-            yield Problem(
-                "trainer.train.batch_size", wrong, legal, fix_by_setting("trainer.train.batch_size", fitting), size
-            )
-            return
-        if trainer.eval_batch_size % world:
-            wrong, fitting = (
-                f"{world} processes cannot share it equally",
-                max(world, trainer.eval_batch_size // world * world),
-            )
-            key = "trainer.train.eval_batch_size"
-            yield Problem(key, wrong, f"multiples of {world}", fix_by_setting(key, fitting), trainer.eval_batch_size)
-            return
+    max_nodes = job_nodes(job, settings.gpu.nodes.desired)
+    sizes = {"batch_size": trainer.train.batch_size, "eval_batch_size": trainer.eval_batch_size}
+    for nodes in range(job.min_nodes or max_nodes, max_nodes + 1):
+        world = nodes * per_node
+        for name, size in sizes.items():
+            if size % world:
+                key, fitting = f"trainer.train.{name}", size - size % world or world
+                message = f"{world} processes ({nodes} nodes x {per_node}) cannot share it equally"
+                allowed = f"multiples of {world}, for example {fitting}"
+                yield Problem(key, message, allowed, fix_by_setting(key, fitting), size)
+                return
 
 
-def _dataset(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
-    source = job.dataset.source
-    there = source == "bucket" and settings.bucket_folder is not None
-    if source is None or not (there or source.startswith("/")):
+def _check_dataset(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
+    """Yield a dataset that is not on the shared storage, or needs no Job because it is already mounted."""
+    key, source, mount_path = "job.dataset.source", job.dataset.source, settings.storage.mount_path
+    mounted_bucket = source == "bucket" and settings.bucket_folder is not None
+    if source is None or not (mounted_bucket or source.startswith("/")):
         return
-    if not there and not _inside(source, settings.storage.mount_path):
-        legal = f"bucket, a URI, or a folder below {settings.storage.mount_path}"
-        yield Problem(
-            "job.dataset.source",
-            "not on the shared storage",
-            legal,
-            fix_by_setting("job.dataset.source", "bucket"),
-            source,
-        )
+    if not mounted_bucket and not _is_below(source, mount_path):
+        allowed = f"bucket, a URI, or a folder below {mount_path}"
+        yield Problem(key, "not on the shared storage", allowed, fix_by_setting(key, "bucket"), source)
     elif not job.dataset.preprocess:
-        wrong = "the data is on the shared storage already, and job.dataset.preprocess is false: nothing is left to do"
-        yield Problem("job.dataset.source", wrong, "a URI, or unset", fix_by_removing("job.dataset.source"), source)
+        message = "already on the shared storage, and job.dataset.preprocess is false, so the Job would do nothing"
+        yield Problem(key, message, "a URI, or unset", fix_by_removing(key), source)
 
 
-def _data_path(trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
-    for key in ("path", "eval_path"):
-        path = getattr(trainer.data, key)
-        if path and "://" not in path and not _inside(path, settings.storage.mount_path):
-            name = f"trainer.data.{key}"
-            legal = f"a URI, or a folder below {settings.storage.mount_path}"
-            yield Problem(name, "not in the pods", legal, fix_by_setting(name, f"{settings.work_path}/criteo"), path)
+def _check_data_paths(trainer: TrainConfig, settings: StackSettings) -> Iterable[Problem]:
+    """Yield paths of data that do not exist in the pods."""
+    mount_path = settings.storage.mount_path
+    for name in ("path", "eval_path"):
+        path = getattr(trainer.data, name)
+        if path and "://" not in path and not _is_below(path, mount_path):
+            key, allowed = f"trainer.data.{name}", f"a URI, or a folder below {mount_path}"
+            yield Problem(key, "not in the pods", allowed, fix_by_setting(key, f"{settings.work_path}/criteo"), path)
 
 
-def _inside(path: str, folder: str) -> bool:
+def _is_below(path: str, folder: str) -> bool:
+    """Return whether a path is the folder or below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _egress(job: JobSettings) -> Iterable[Problem]:
+def _check_egress(job: JobSettings) -> Iterable[Problem]:
+    """Yield egress rules that are not `cidr:port`."""
+    example = "10.1.2.3/32:9000"
     for number, entry in enumerate(job.egress):
-        cidr, _, port = entry.rpartition(":")
-        try:
-            IPv4Network(cidr)
-            legal = port.isdigit() and 0 < int(port) < 65536  # the largest port there is
-        except ValueError:
-            legal = False
-        if not legal:
+        if not _is_endpoint(entry):
             key = f"job.egress[{number}]"
-            yield Problem(
-                key, "not cidr:port", "for example 10.1.2.3/32:9000", fix_by_setting(key, "10.1.2.3/32:9000"), entry
-            )
+            yield Problem(key, "not cidr:port", f"for example {example}", fix_by_setting(key, example), entry)
+
+
+def _is_endpoint(entry: str) -> bool:
+    """Return whether an egress rule is `cidr:port`."""
+    cidr, _, port = entry.rpartition(":")
+    try:
+        IPv4Network(cidr)
+    except ValueError:
+        return False
+    return port.isdigit() and 0 < int(port) <= _MAX_PORT

@@ -112,9 +112,7 @@ def resolve_facts(
     ).apply(complete)
 
 
-def draft_facts(
-    cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: bool, monitored: bool
-) -> Facts:
+def draft_facts(cluster: Cluster, job: JobSettings, trainer: TrainConfig, *, queued: bool, monitored: bool) -> Facts:
     """Return the facts with placeholders for the values that the cloud computes."""
     identity = cluster.identity
     return Facts(

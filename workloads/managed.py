@@ -57,7 +57,7 @@ class ManagedTraining(pulumi.ComponentResource):
 def arguments(
     service: TrainingService, job: JobSettings, trainer: TrainConfig, mount_path: str
 ) -> list[pulumi.Input[str]]:
-    """Return the image's arguments: torchrun's from the service's environment, the data's location, and the settings."""
+    """Return the image's arguments: the launch options of the service, the data's location and the settings."""
     data = pulumi.Output.concat(f"--data-at={mount_path.rstrip('/')}=", service.data_path)
     return [
         "launch",

@@ -1,4 +1,4 @@
-"""`python -m workloads plan`: would the stack's model fit its pool, how fast, for how much; nothing is provisioned."""
+"""`python -m workloads plan`: predicts fit, speed and cost of a stack's model without provisioning anything."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from infra import catalog
+from infra import catalog, stack_files
 from infra.catalog import InstanceType
 from infra.config.problems import fix_by_setting
 from infra.text import one_line
 from trainer.config import TrainConfig
-from workloads.cli.errors import EXIT_OK, CliError
+from trainer.exit_codes import EXIT_OK
+from workloads.errors import UserError
 from workloads.facts import job_nodes
 from workloads.settings import JobSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = "torchrec-cloud"
-#: Between CPU nodes, which no catalog describes: what small cloud instances have at least.
+#: Between CPU nodes, which are not in the catalog: what small cloud instances have at least.
 CPU_NETWORK_GBPS = 10.0
 #: The training days of the Criteo 1TB click logs and their samples (torchrec.datasets.criteo).
 CRITEO_DAYS, CRITEO_1TB_SAMPLES = 23, 4_195_197_692
-Model = TypeVar("Model", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is planned: a model on nodes of a type; `instance` is None on CPU nodes, which have no catalog."""
+class PlanRequest:
+    """A model and the nodes to plan it for; `instance` is None for CPU nodes, which are not in the catalog."""
 
     instance: InstanceType | None
     nodes: int
@@ -44,125 +45,137 @@ class Wanted:
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
-    """0 where it fits; where it does not, one line says why, with exit code 2."""
-    wanted = read(arguments)
-    found = planned(wanted)
+    """Print the plan; raise UserError if the model does not fit."""
+    request = read_request(arguments)
+    try:
+        plan = make_plan(request)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("workloads", "infra", "trainer"):
+            raise
+        raise _missing_package(str(error.name)) from None
     if arguments.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(plan, indent=2) + "\n")
     else:
-        _show(found)
+        _print_plan(plan)
     return EXIT_OK
 
 
-def read(arguments: argparse.Namespace) -> Wanted:
-    """The stack's file, then the options over it. Raises CliError with the key and what is legal."""
+def _missing_package(name: str) -> UserError:
+    """Return the error for a package of the trainer that is not installed."""
+    return UserError(f"the planner needs the trainer's Python package {name!r}. Fix: make install-trainer-cpu")
+
+
+# --- the request -----------------------------------------------------------------------------------------------------
+
+
+def read_request(arguments: argparse.Namespace) -> PlanRequest:
+    """Return the stack's settings, overridden by the options; raise UserError for an invalid one."""
     if not arguments.stack and not (arguments.instance_type and arguments.nodes):
-        raise CliError("nothing to plan; give --stack S, or --instance-type T --nodes N [--config FILE]")
-    keys = stack_keys(arguments.stack) if arguments.stack else {}
-    job = _checked(JobSettings, "job", keys.get("job") or {})
-    trainer = _trainer(arguments.config, keys.get("trainer") or {})
-    gpu = keys.get("gpu") or {}
-    nodes = arguments.nodes or job_nodes(job, int((gpu.get("nodes") or {}).get("desired", 2)))
-    cloud, name = arguments.cloud or keys.get("cloud"), arguments.instance_type or gpu.get("instance_type")
+        fix = "pass --stack S, or --instance-type T --nodes N [--config FILE]"
+        raise UserError(f"the plan needs a stack or an instance type. Fix: {fix}")
+    values = read_stack(arguments.stack) if arguments.stack else {}
+    job = _validate(JobSettings, "job", values.get("job") or {})
+    trainer = _trainer_config(arguments.config, values.get("trainer") or {})
+    gpu = values.get("gpu") or {}
+    nodes = arguments.nodes or job_nodes(job, int(gpu["nodes"]["desired"]))
+    cloud, name = arguments.cloud or values.get("cloud"), arguments.instance_type or gpu.get("instance_type")
     if name is None and cloud is not None and any(catalog.instances(cloud)):
-        raise CliError(
-            f"gpu.instance_type is missing; `{fix_by_setting('gpu.instance_type', catalog.instances(cloud)[0].name)}`"
-        )
-    instance = instance_of(cloud if not arguments.instance_type or arguments.cloud else None, name) if name else None
+        fix = fix_by_setting("gpu.instance_type", catalog.instances(cloud)[0].name)
+        raise UserError(f"gpu.instance_type is missing. Fix: {fix}")
+    own_cloud = cloud if not arguments.instance_type or arguments.cloud else None
+    instance = find_instance(own_cloud, name) if name else None
     per_node = job.gpus_per_node or (instance.num_gpus if instance else job.processes_per_node or 1)
     if instance and per_node > instance.num_gpus:
-        raise CliError(f"job.gpus_per_node is {per_node}; {instance.name} has {instance.num_gpus}")
-    return Wanted(instance, nodes, per_node, trainer, spot=gpu.get("capacity") == "spot")
+        allowed = f"1 to {instance.num_gpus} on {instance.name}"
+        raise UserError(f"job.gpus_per_node is too large: got {per_node}; allowed: {allowed}")
+    return PlanRequest(instance, nodes, per_node, trainer, spot=gpu.get("capacity") == "spot")
 
 
-def stack_keys(stack: str, folder: Path = ROOT) -> dict[str, Any]:
-    """The project's own keys of `Pulumi.<stack>.yaml`, without the project's name."""
-    import yaml
-
-    path = folder / f"Pulumi.{stack}.yaml"
-    if not path.is_file():
-        there = sorted(found.name.split(".")[1] for found in folder.glob("Pulumi.*.yaml"))
-        raise CliError(
-            f"no {path.name}; there are the stacks {', '.join(there) or 'none'}; `pulumi stack init {stack}`"
-        )
+def read_stack(stack: str, folder: Path = ROOT) -> dict[str, Any]:
+    """Return the project's own keys of a stack: the values of its file and the defaults of Pulumi.yaml."""
+    stacks = stack_files.list_stacks(folder)
+    if stack not in stacks:
+        allowed = ", ".join(stacks) or "none"
+        raise UserError(f"no Pulumi.{stack}.yaml: got {stack!r}; allowed: {allowed}. Fix: pulumi stack init {stack}")
     try:
-        config = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("config") or {}
-    except (yaml.YAMLError, AttributeError, UnicodeDecodeError) as error:
-        raise CliError(f"{path.name} is not YAML of a stack: {one_line(error)}") from None
-    return {key.partition(":")[2]: value for key, value in config.items() if key.startswith(f"{PROJECT}:")}
+        return stack_files.read(stack, folder=folder).own_values()
+    except ValueError as error:
+        raise UserError(one_line(error)) from None
 
 
-def instance_of(cloud: str | None, name: str) -> InstanceType:
-    """The catalog's row of a type; without a cloud the type's name finds it."""
+def find_instance(cloud: str | None, name: str) -> InstanceType:
+    """Return the catalog's row of an instance type; without a cloud, of the only cloud that has it."""
     rows = [row for row in catalog.instances(cloud) if row.name == name]
     if len(rows) == 1:
         return rows[0]
     if rows:
-        raise CliError(f"--instance-type {name} exists on {', '.join(row.cloud for row in rows)}; add --cloud")
-    legal = ", ".join(row.name for row in catalog.instances(cloud)) or "none"
-    raise CliError(f"no instance type {name!r}{f' of {cloud}' if cloud else ''} in the catalog; legal: {legal}")
+        clouds = ", ".join(row.cloud for row in rows)
+        raise UserError(f"several clouds have this instance type: got {name!r} of {clouds}. Fix: add --cloud")
+    allowed = ", ".join(row.name for row in catalog.instances(cloud)) or "none"
+    raise UserError(f"no such instance type{f' of {cloud}' if cloud else ''}: got {name!r}; allowed: {allowed}")
 
 
-def _trainer(file: str | None, section: Mapping[str, Any]) -> TrainConfig:
-    """The stack's `trainer` section, or a file in its place."""
+def _trainer_config(file: str | None, section: Mapping[str, Any]) -> TrainConfig:
+    """Return the trainer's settings from a file, or from the stack's section."""
     if file is None:
-        return _checked(TrainConfig, "trainer", section)
-    path = Path(file)
+        return _validate(TrainConfig, "trainer", section)
+    path, parsers = Path(file), _parsers()
+    if path.suffix.lower() not in parsers:
+        raise UserError(f"--config {file} has an unknown ending: got {path.suffix!r}; allowed: {', '.join(parsers)}")
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = _parsers()[path.suffix.lower()](text)
-    except KeyError:
-        raise CliError(f"--config {file}: ends in {path.suffix!r}; legal: {', '.join(_parsers())}") from None
+        values = parsers[path.suffix.lower()](path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CliError(f"--config {file}: {one_line(error)}") from None
-    return _checked(TrainConfig, f"--config {file}:", tree or {})
+        raise UserError(f"--config {file} cannot be read: {one_line(error)}") from None
+    return _validate(TrainConfig, f"--config {file}:", values or {})
 
 
-def _parsers() -> dict[str, Any]:
+def _parsers() -> dict[str, Callable[[str], Any]]:
+    """Return the parser for each ending of a file."""
     import tomllib
 
     import yaml
 
-    def from_yaml(text: str) -> Any:
+    def parse_yaml(text: str) -> Any:
+        """Parse YAML; raise ValueError on a mistake, as the other parsers do."""
         try:
             return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(one_line(error)) from None
 
-    return {".json": json.loads, ".toml": tomllib.loads, ".yaml": from_yaml, ".yml": from_yaml}
+    return {".json": json.loads, ".toml": tomllib.loads, ".yaml": parse_yaml, ".yml": parse_yaml}
 
 
-def _checked(model: type[Model], name: str, values: Any) -> Model:
-    """The section, or one line with every mistake in it."""
+def _validate(model: type[ModelT], name: str, values: Any) -> ModelT:
+    """Return the section as its model; raise UserError with all mistakes in one line."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        told = []
+        mistakes = []
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"])
-            seen = "" if isinstance(item["input"], dict) else f" = {item['input']!r}"
-            told.append(f"{name}.{key}{seen}: {item['msg'].removeprefix('Value error, ')}".replace(":.", ":"))
-        raise CliError("; ".join(told)) from None
+            got = "" if isinstance(item["input"], dict) else f": got {item['input']!r}"
+            mistakes.append(f"{name}.{key}: {item['msg'].removeprefix('Value error, ')}{got}".replace(":.", ":"))
+        raise UserError("; ".join(mistakes)) from None
 
 
 # --- fit, speed, cost ------------------------------------------------------------------------------------------------
 
 
-def planned(wanted: Wanted) -> dict[str, Any]:
-    """The trainer's plan for the pool, with what it costs. Raises CliError where the model does not fit."""
-    found = _on_gpus(wanted, wanted.instance) if wanted.instance else _on_cpus(wanted)
-    return found | {"cost": costs(wanted, found["samples_per_second"])}
+def make_plan(request: PlanRequest) -> dict[str, Any]:
+    """Return the trainer's plan for the nodes, with their cost; raise UserError if the model does not fit."""
+    plan = _plan_on_gpus(request, request.instance) if request.instance else _plan_on_cpus(request)
+    return plan | {"cost": compute_costs(request, plan["samples_per_second"])}
 
 
-def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
-    """On paper: no GPU is needed, but the planner is."""
+def _plan_on_gpus(request: PlanRequest, instance: InstanceType) -> dict[str, Any]:
+    """Return the plan for GPUs, which this machine need not have."""
     from trainer.planning.options import PlanOptions
     from trainer.planning.plan import predict_on_gpus
 
     options = PlanOptions(
-        nodes=wanted.nodes,
-        nproc=wanted.processes_per_node,
-        gpus_per_node=wanted.processes_per_node,
+        nodes=request.nodes,
+        nproc=request.processes_per_node,
+        gpus_per_node=request.processes_per_node,
         gpu=instance.gpu_model,
         hbm_gib=instance.hbm_gib_per_gpu,
         hbm_gb_per_second=instance.hbm_gb_per_second,
@@ -171,78 +184,86 @@ def _on_gpus(wanted: Wanted, instance: InstanceType) -> dict[str, Any]:
         host_memory_gib=instance.memory_gib,
     )
     try:
-        found = predict_on_gpus(wanted.trainer, options)
-    except ValueError as error:  # the trainer's errors for people are of this class
-        raise CliError(f"{wanted.nodes} x {instance.name}: {error}") from None
-    return found | {"hardware": f"{wanted.nodes} x {instance.name} ({instance.num_gpus} {instance.gpu_model})"}
+        plan = predict_on_gpus(request.trainer, options)
+    except ValueError as error:  # the trainer's UserError is a ValueError
+        raise UserError(f"{request.nodes} x {instance.name}: {error}") from None
+    return plan | {"hardware": f"{request.nodes} x {instance.name} ({instance.num_gpus} {instance.gpu_model})"}
 
 
-def _on_cpus(wanted: Wanted) -> dict[str, Any]:
-    """With this machine's cores in place of a node's, measured by the trainer's own command in as many processes."""
+def _plan_on_cpus(request: PlanRequest) -> dict[str, Any]:
+    """Return the plan for CPU nodes, measured on this machine's cores by the trainer's own command."""
+    if find_spec("torchrec") is None:
+        raise _missing_package("torchrec")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(wanted.trainer.model_dump_json(exclude_defaults=True), encoding="utf-8")
-        command = [sys.executable, "-m", "trainer", "plan", "--nproc", str(wanted.processes_per_node)]
-        command += ["--nodes", str(wanted.nodes), "--network-gbps", f"{CPU_NETWORK_GBPS:g}", "--config", str(config)]
-        sys.stderr.write("no GPUs in this pool: measuring this machine's cores for a few seconds\n")
+        config.write_text(request.trainer.model_dump_json(exclude_defaults=True), encoding="utf-8")
+        command = [sys.executable, "-m", "trainer", "plan", "--nproc", str(request.processes_per_node)]
+        command += ["--nodes", str(request.nodes), "--network-gbps", f"{CPU_NETWORK_GBPS:g}", "--config", str(config)]
+        sys.stderr.write("the pool has no GPUs: measuring this machine's cores for a few seconds\n")
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
-        raise CliError(one_line(done.stderr.strip().rpartition("error: ")[2] or "the trainer's plan failed", 600))
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+        raise UserError(one_line(done.stderr.strip().rpartition("error: ")[2] or "the trainer's plan failed", 600))
+    plan: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return plan
 
 
-def costs(wanted: Wanted, samples_per_second: float) -> dict[str, float | None]:
-    """USD of the nodes that train: an hour, an epoch, a billion samples; None where price or length is not known."""
-    instance = wanted.instance
+def compute_costs(request: PlanRequest, samples_per_second: float) -> dict[str, float | None]:
+    """Return the cost in USD per hour, epoch and billion samples; None if the price or the length is unknown."""
+    instance = request.instance
     on_demand = instance.on_demand_usd_per_hour if instance else None
-    price = instance.spot_usd_per_hour if instance and wanted.spot else on_demand
-    hour = None if price is None else price * wanted.nodes
-    samples = epoch_samples(wanted.trainer)
+    price = instance.spot_usd_per_hour if instance and request.spot else on_demand
+    usd_per_hour = None if price is None else price * request.nodes
+    samples = epoch_samples(request.trainer)
 
-    def of(count: float | None) -> float | None:
-        return None if hour is None or count is None else hour * count / samples_per_second / 3600
+    def cost_of(count: float | None) -> float | None:
+        """Return the cost of training on some samples."""
+        return None if usd_per_hour is None or count is None else usd_per_hour * count / samples_per_second / 3600
 
     return {
-        "usd_per_hour": hour,
+        "usd_per_hour": usd_per_hour,
         "epoch_samples": samples,
         "epoch_hours": None if samples is None else samples / samples_per_second / 3600,
-        "usd_per_epoch": of(samples),
-        "usd_per_billion_samples": of(1e9),
+        "usd_per_epoch": cost_of(samples),
+        "usd_per_billion_samples": cost_of(1e9),
     }
 
 
 def epoch_samples(config: TrainConfig) -> int | None:
-    """Samples of an epoch where the settings tell it; files tell it only to who reads them."""
+    """Return the samples of an epoch, None if only the files contain that number."""
     if config.data.source == "synthetic":
         return config.data.train_samples
     whole = config.data.source == "criteo" and config.model.num_embeddings == "criteo-1tb"
     return CRITEO_1TB_SAMPLES * len(config.data.criteo.train_days) // CRITEO_DAYS if whole else None
 
 
-def _show(found: Mapping[str, Any]) -> None:
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    """Print the plan as a table."""
     from rich.console import Console
     from rich.table import Table
 
     from trainer.planning.command import plan_rows
 
-    cost = found["cost"]
     table = Table(title="Plan", show_header=False)
-    for name, value in [*plan_rows(found), *_cost_rows(cost)]:
+    for name, value in [*plan_rows(plan), *_cost_rows(plan["cost"])]:
         table.add_row(name, value, style="bold" if name in ("predicted", "an epoch") else None)
-    table.caption = "GPU nodes alone; `pulumi stack output hourly_cost_usd` counts the rest of a stack that is up"
+    table.caption = "GPU nodes only; `pulumi stack output hourly_cost_usd` includes the rest of a stack that is up"
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _cost_rows(cost: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    """Return the rows of the table on cost."""
     hours, samples = cost["epoch_hours"], cost["epoch_samples"]
     length = f"{samples:,.0f} samples, {hours:,.2f} h, " if hours is not None else "of unknown length, "
     return [
-        ("an hour", _usd(cost["usd_per_hour"])),
-        ("an epoch", length + _usd(cost["usd_per_epoch"])),
-        ("a billion samples", _usd(cost["usd_per_billion_samples"])),
+        ("an hour", _format_usd(cost["usd_per_hour"])),
+        ("an epoch", length + _format_usd(cost["usd_per_epoch"])),
+        ("a billion samples", _format_usd(cost["usd_per_billion_samples"])),
     ]
 
 
-def _usd(value: float | None) -> str:
-    return "price not known" if value is None else f"{value:,.2f} USD"
+def _format_usd(value: float | None) -> str:
+    """Return an amount in USD."""
+    return "price unknown" if value is None else f"{value:,.2f} USD"

@@ -1,4 +1,4 @@
-"""Small manifests written for these tests: fake GPU nodes, and jobs in the shape that the product gives its own."""
+"""Small manifests for these tests: fake GPU nodes, and jobs of the same structure as the product's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"
 def gpu_node(
     name: str, labels: Mapping[str, str] | None = None, resources: Mapping[str, str] | None = None
 ) -> Manifest:
-    """A node as a GPU pool of the product has it: label, taint, 8 GPUs, and what a fabric's plug-ins would add."""
+    """Return a node of a GPU pool: label, taint, 8 GPUs and the devices of a fabric's plug-ins."""
     capacity = {"cpu": "192", "memory": "2000Gi", "pods": "110", "ephemeral-storage": "3000Gi", "nvidia.com/gpu": "8"}
     capacity |= {"vpc.amazonaws.com/efa": "32", "rdma/ib": "8", "hugepages-2Mi": "10Gi"}
     capacity |= resources or {}
@@ -36,7 +36,7 @@ def gpu_node(
 
 
 def cpu_node(name: str) -> Manifest:
-    """A node without GPUs, label or taint: where everything else runs."""
+    """Return a node without GPUs, label and taint, for all other pods."""
     node = gpu_node(name)
     del node["metadata"]["labels"]["nvidia.com/gpu.present"], node["spec"]
     node["status"] = {
@@ -47,7 +47,7 @@ def cpu_node(name: str) -> Manifest:
 
 
 def pod_template(container: str = "pytorch", *, gpus: int = 8, **annotations: str) -> Manifest:
-    """A pod that the restricted level takes and that fills a GPU node; annotations tell kwok how it ends."""
+    """Return a restricted pod that fills a GPU node; annotations control in kwok how it ends."""
     return {
         "metadata": {"annotations": {f"test/{key}": value for key, value in annotations.items()}},
         "spec": {
@@ -69,7 +69,7 @@ def pod_template(container: str = "pytorch", *, gpus: int = 8, **annotations: st
 
 
 def indexed_job(namespace: str, nodes: int, name: str = "train", **annotations: str) -> list[Manifest]:
-    """A headless Service and an Indexed Job of one pod per node, as launcher `job` makes them."""
+    """Return a headless Service and an Indexed Job of one pod per node, like those of launcher `job`."""
     template = pod_template(**annotations)
     template["metadata"]["labels"] = {"job": name}
     template["spec"]["subdomain"] = name
@@ -102,7 +102,7 @@ def indexed_job(namespace: str, nodes: int, name: str = "train", **annotations: 
 
 
 def pytorchjob(namespace: str, nodes: int, container: str = "pytorch", **annotations: str) -> Manifest:
-    """An elastic PyTorchJob of one worker per node with eight processes each."""
+    """Return an elastic PyTorchJob with one worker per node and eight processes per worker."""
     template = pod_template(container, **annotations)
     del template["spec"]["restartPolicy"]
     return {
@@ -118,7 +118,7 @@ def pytorchjob(namespace: str, nodes: int, container: str = "pytorch", **annotat
 
 
 def trainjob(namespace: str, nodes: int, **annotations: str) -> list[Manifest]:
-    """A TrainJob of Kubeflow Trainer v2 with a TrainingRuntime of its own."""
+    """Return a TrainJob of Kubeflow Trainer v2 and its TrainingRuntime."""
     template = pod_template("node", **annotations)
     runtime = {
         "mlPolicy": {"numNodes": nodes, "torch": {}},

@@ -1,4 +1,4 @@
-"""One control plane for all tests of this folder, a namespace for each test, and nodes with imagined GPUs."""
+"""One control plane for all tests of this folder, a namespace for each test, and nodes with fake GPUs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from opt_in import is_requested
 
 HERE = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
-#: Of nodes: a name is used once, as the control plane remembers what ran on it.
+#: Numbers in the names of nodes. A name is used once, as the control plane remembers the pods of a deleted node.
 NUMBERS = itertools.count(100)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember whether a test failed, to keep the logs of the control plane."""
     report = yield
     if report.failed:
         item.session.stash[FAILED] = True
@@ -34,7 +35,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> None:
-    """The built control plane, building it first where it is missing."""
+    """Build the control plane if it is missing."""
     if not is_requested(request.config, HERE):
         pytest.skip("`make test-cluster` runs the tests on a real control plane")
     if reason := cluster_build.obstacle() or cluster_plane.obstacle():
@@ -53,7 +54,7 @@ def programs(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def plane(programs: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A running control plane; its logs are kept, and named, when a test failed."""
+    """Start a control plane; keep its logs and print their folder if a test failed."""
     started = Plane(tmp_path_factory.mktemp("plane"))
     try:
         started.start()
@@ -70,32 +71,33 @@ def plane(programs: None, request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 @pytest.fixture
 def gpu_nodes(plane: Plane) -> Iterator[Callable[..., list[str]]]:
-    """Add nodes for one test, `gpu_nodes(2)` or `gpu_nodes(2, cpu_node)`: ready when it returns."""
-    made: list[str] = []
+    """Return a function that adds ready nodes for one test: `gpu_nodes(2)` or `gpu_nodes(2, cpu_node)`."""
+    added: list[str] = []
 
-    def add(count: int, make: Callable[[str], dict[str, Any]] = gpu_node) -> list[str]:
+    def add(count: int, build: Callable[[str], dict[str, Any]] = gpu_node) -> list[str]:
+        """Add nodes and return their names."""
         names = [f"node-{next(NUMBERS)}" for _ in range(count)]
-        made.extend(names)
-        plane.apply([make(name) for name in names])
+        added.extend(names)
+        plane.apply([build(name) for name in names])
         plane.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", *names)
         return names
 
     yield add
-    if made:
-        plane.kubectl("delete", "node", *made)
+    if added:
+        plane.kubectl("delete", "node", *added)
 
 
 @pytest.fixture
 def namespace(plane: Plane, request: pytest.FixtureRequest, gpu_nodes: Callable[..., list[str]]) -> Iterator[str]:
-    """A namespace at the restricted level of Pod Security, as the product's; gone, with all in it, after the test.
+    """Create a namespace at the restricted Pod Security level, as the product does; delete it after the test.
 
-    It goes before the nodes of `gpu_nodes`: a pod of a node that is gone lingers until it is collected.
+    It is deleted before the nodes of `gpu_nodes`, as the pods of a deleted node remain until garbage collection.
     """
     name = f"test-{abs(hash(request.node.nodeid)) % 10**8}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     plane.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}])
     yield name
-    # The namespace itself goes later: its controller waits out the grace period of pods that are gone already.
+    # The namespace itself is deleted later: its controller waits for the grace period of deleted pods.
     plane.kubectl("delete", "namespace", name, "--wait=false")
     plane.kubectl("delete", "jobs,pods", "--all", "--namespace", name, "--wait=false")
     cluster_plane.wait_for(f"end of all pods in {name}", lambda: plane.get("pods", "--namespace", name) == [])
@@ -103,7 +105,7 @@ def namespace(plane: Plane, request: pytest.FixtureRequest, gpu_nodes: Callable[
 
 @pytest.fixture
 def open_namespace(plane: Plane, namespace: str) -> Iterator[str]:
-    """The test's namespace, admitting what a fabric's sidecars need, and without cluster-wide objects afterwards."""
+    """Allow a fabric's sidecars in the test's namespace; delete cluster-wide objects after the test."""
     plane.kubectl("label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
     yield namespace
     plane.kubectl("delete", "persistentvolume", namespace, "--ignore-not-found", "--wait=false")
@@ -111,10 +113,11 @@ def open_namespace(plane: Plane, namespace: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def operators(plane: Plane) -> Callable[[Operator], None]:
-    """Install an operator once, at the first test that needs it."""
+    """Return a function that installs an operator once, for the first test that needs it."""
     installed: set[str] = set()
 
     def install(operator: Operator) -> None:
+        """Install the operator unless it is installed."""
         if operator.name not in installed:
             cluster_operators.install(plane, operator)
             installed.add(operator.name)

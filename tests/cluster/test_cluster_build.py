@@ -1,4 +1,4 @@
-"""The builder: what it says where it cannot build, and that nothing half-built ever looks complete. Builds nothing."""
+"""The builder of the control plane with a fake Go: its errors, its interruption and its cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cluster_build import GO, MODULES, Module
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Stands for Go: knows no package, and compiles each program in a second or for ever.
+#: A fake Go, which has no packages and compiles each program with a given command.
 FAKE_GO = """#!/bin/sh
 case "$1" in
 env) echo {folder};;
@@ -27,7 +27,7 @@ esac
 
 
 def with_go(folder: Path, build: str) -> dict[str, str]:
-    """An environment whose `go` is a script, and whose cache is `folder`."""
+    """Return an environment with the fake `go` and with its cache in `folder`."""
     go = folder / "bin" / "go"
     go.parent.mkdir()
     go.write_text(FAKE_GO.format(folder=folder, build=build))
@@ -35,62 +35,64 @@ def with_go(folder: Path, build: str) -> dict[str, str]:
     return os.environ | {"PATH": f"{go.parent}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(folder / "cache")}
 
 
-def builder(environment: dict[str, str]) -> subprocess.Popen[str]:
+def start_builder(environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start the builder."""
     return subprocess.Popen(
         [sys.executable, str(Path(cluster_build.__file__))], env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
-def left(folder: Path) -> list[str]:
+def cached(folder: Path) -> list[str]:
+    """Return the names in the builder's cache."""
     return sorted(path.name for path in (folder / "cache" / "torchrec-cloud" / "cluster").iterdir())
 
 
-def test_without_go_the_builder_says_so_and_ends_with_2(tmp_path: Path) -> None:
-    process = builder(os.environ | {"PATH": str(tmp_path)})
-    _, said = process.communicate(timeout=60)
+def test_without_go_the_builder_exits_with_2(tmp_path: Path) -> None:
+    process = start_builder(os.environ | {"PATH": str(tmp_path)})
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert said.splitlines() == [
+    assert printed.splitlines() == [
         "error: Go is not installed: it builds the control plane and brings the operators' CRDs"
     ]
 
 
-def test_a_program_that_does_not_compile_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    process = builder(with_go(tmp_path, "echo 'etcd.go:1: syntax error' >&2; exit 1"))
-    _, said = process.communicate(timeout=60)
+def test_a_compiler_error_is_printed_and_nothing_is_cached(tmp_path: Path) -> None:
+    process = start_builder(with_go(tmp_path, "echo 'etcd.go:1: syntax error' >&2; exit 1"))
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "etcd.go:1: syntax error" in said.splitlines()[-1]
-    assert "Traceback" not in said
-    assert left(tmp_path) == ["lock"]
+    assert "etcd.go:1: syntax error" in printed.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert cached(tmp_path) == ["lock"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_build_that_is_stopped_leaves_nothing_and_ends_with_130(tmp_path: Path, number: signal.Signals) -> None:
-    process = builder(with_go(tmp_path, f"touch {tmp_path}/building; exec sleep 600"))
+def test_an_interrupted_build_caches_nothing_and_exits_with_130(tmp_path: Path, number: signal.Signals) -> None:
+    process = start_builder(with_go(tmp_path, f"touch {tmp_path}/building; exec sleep 600"))
     until = time.monotonic() + 60
     while not (tmp_path / "building").exists():
-        assert time.monotonic() < until, "the build did not begin"
+        assert time.monotonic() < until, "the build did not start"
         time.sleep(0.05)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.splitlines()[-1] == "stopped; the same command goes on from what is compiled"
-    assert left(tmp_path) == ["lock"]
+    assert printed.splitlines()[-1] == "stopped; the same command goes on from what is compiled"
+    assert cached(tmp_path) == ["lock"]
 
 
-def test_what_is_built_is_kept_and_not_built_again(tmp_path: Path) -> None:
+def test_built_programs_are_cached_and_not_built_again(tmp_path: Path) -> None:
     environment = with_go(
         tmp_path, f'echo "$@" >> {tmp_path}/builds; while [ "$1" != -o ]; do shift; done; echo > "$2"'
     )
     for _ in range(2):
-        process = builder(environment)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 0, said
+        process = start_builder(environment)
+        _, printed = process.communicate(timeout=60)
+        assert process.returncode == 0, printed
     builds = (tmp_path / "builds").read_text().splitlines()
     assert len(builds) == sum(len(module.programs) for module in MODULES.values())
-    assert left(tmp_path) == sorted(["lock", *(module.folder.name for module in MODULES.values())])
+    assert cached(tmp_path) == sorted(["lock", *(module.folder.name for module in MODULES.values())])
 
 
-def test_another_checksum_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_checksum_changes_the_folder_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_build, "GO", tmp_path)
     module = Module("some", {"some": "example.com/some"})
     (tmp_path / "some").mkdir()
@@ -101,12 +103,13 @@ def test_another_checksum_is_another_folder(tmp_path: Path, monkeypatch: pytest.
     assert module.folder != before
 
 
-def test_the_operators_are_those_that_the_product_installs() -> None:
+def test_the_operators_have_the_versions_that_the_product_installs() -> None:
     with (ROOT / "infra" / "addons" / "charts.toml").open("rb") as table:
         charts = tomllib.load(table)
     modules = "\n".join(path.read_text() for path in sorted(GO.glob("*/go.mod")))
 
     def required(module: str) -> set[str]:
+        """Return the required versions of a Go module."""
         return set(re.findall(rf"^\s*(?:require )?{re.escape(module)} v([0-9.]+)", modules, re.MULTILINE))
 
     assert required("github.com/kubeflow/training-operator") == {charts["training-operator"]["version"].lstrip("v")}

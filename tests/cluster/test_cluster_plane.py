@@ -1,4 +1,4 @@
-"""The harness itself: it leaves no process behind, however it ends, and talks to no network."""
+"""The harness itself: it leaves no process running and uses no network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import cluster_plane
 from cluster_plane import Plane, wait_for
 
-#: Starts a process inside and says its id; then waits to be killed.
+#: Starts a process in the network namespace, prints its ID and waits.
 STARTER = """
 import sys, time
 from pathlib import Path
@@ -25,6 +25,7 @@ time.sleep(600)
 
 
 def is_running(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -32,7 +33,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_every_process_ends_when_the_one_that_started_it_is_killed(programs: None, tmp_path: Path) -> None:
+def test_every_process_ends_when_its_starter_is_killed(programs: None, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(cluster_plane.__file__).parent)}
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, str(tmp_path / "plane")], env=environment, stdout=subprocess.PIPE, text=True
@@ -46,6 +47,6 @@ def test_every_process_ends_when_the_one_that_started_it_is_killed(programs: Non
     wait_for("end of all processes", lambda: not any(map(is_running, started)), patience=60)
 
 
-def test_there_is_no_network_but_loopback_inside(plane: Plane) -> None:
+def test_the_control_plane_has_no_network_but_loopback(plane: Plane) -> None:
     interfaces = plane.run(["cat", "/proc/net/dev"]).stdout.splitlines()[2:]
     assert [line.split(":")[0].strip() for line in interfaces] == ["lo"]

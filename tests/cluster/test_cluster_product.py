@@ -1,6 +1,6 @@
-"""The product's own manifests, of every cloud and by every launcher, on a real control plane with the real operators.
+"""The product's own manifests for every cloud and launcher on a real control plane with the real operators.
 
-They are read from the golden files of `tests/workloads`, which its tests hold equal to what the program makes.
+They come from the golden files of `tests/workloads`, whose tests compare them with the program's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOBS = sorted(path.stem for path in GOLDEN.glob("*-*.yaml"))
 
 
 def golden(name: str, namespace: str) -> dict[str, Manifest]:
-    """The manifests of a golden file by their keys, moved to a test's namespace."""
+    """Return the manifests of a golden file by their keys, moved to a test's namespace."""
     found: dict[str, Manifest] = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
     for item in found.values():
         if "namespace" in item["metadata"]:
@@ -33,21 +33,21 @@ def golden(name: str, namespace: str) -> dict[str, Manifest]:
 
 
 def template(job: Manifest) -> Manifest:
-    """The pod template of an Indexed Job or a PyTorchJob."""
+    """Return the pod template of an Indexed Job or a PyTorchJob."""
     spec = job["spec"]
     found: Manifest = spec["template"] if "template" in spec else spec["pytorchReplicaSpecs"]["Worker"]["template"]
     return found
 
 
-def ending(job: Manifest, **annotations: str) -> Manifest:
-    """The job with annotations that tell kwok how its pods end."""
+def with_end(job: Manifest, **annotations: str) -> Manifest:
+    """Return the job with annotations that control in kwok how its pods end."""
     metadata = template(job)["metadata"]
     metadata["annotations"] = metadata.get("annotations", {}) | {f"test/{key}": to for key, to in annotations.items()}
     return job
 
 
 def claim(namespace: str) -> list[Manifest]:
-    """The shared storage that every pod mounts: a volume and the claim of it."""
+    """Return the volume and the claim of the shared storage that every pod mounts."""
     spec = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": namespace}
     size = {"storage": "1Gi"}
     return [
@@ -73,7 +73,7 @@ def claim(namespace: str) -> list[Manifest]:
 
 @pytest.fixture(scope="module")
 def kinds(plane: Plane, operators: Callable[[Operator], None]) -> None:
-    """Every kind that the product uses: three operators with their webhooks, and CRDs alone of Kueue and Prometheus."""
+    """Install all kinds of the product: three operators with webhooks, and the CRDs of Kueue and Prometheus."""
     for operator in (PYTORCHJOB, JOBSET, TRAINER):
         operators(operator)
     kueue = cluster_build.source("crds", "sigs.k8s.io/kueue") / "config" / "components" / "crd" / "bases"
@@ -83,8 +83,8 @@ def kinds(plane: Plane, operators: Callable[[Operator], None]) -> None:
     plane.wait_for_crds()
 
 
-def fitting(job: Manifest) -> Callable[[str], Manifest]:
-    """Nodes on which exactly this job fits: labelled as it selects, with as much of each device as one pod asks for."""
+def matching_node(job: Manifest) -> Callable[[str], Manifest]:
+    """Return a builder of nodes for this job: with the labels that it selects and the devices that a pod requests."""
     spec = template(job)["spec"]
     limits = {key: value for key, value in spec["containers"][0]["resources"]["limits"].items() if key != "memory"}
     return lambda name: gpu_node(name, spec["nodeSelector"], limits)
@@ -105,7 +105,7 @@ def test_a_launchers_objects_are_accepted_and_its_job_starts(
         for event in plane.get("events", "--namespace", open_namespace)
         if event["reason"] in ("FailedCreate", "FailedCreatePod")
     ]
-    assert refused == [], "a controller could not create what the job asks for"
+    assert refused == [], "a controller could not create an object of the job"
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -118,13 +118,13 @@ def test_a_stacks_companions_are_accepted(plane: Plane, open_namespace: str, kin
         plane.kubectl("delete", item["kind"].lower(), item["metadata"]["name"])
 
 
-def test_the_job_of_a_gpu_stack_runs_alone_on_each_node_with_all_its_devices(
+def test_each_pod_of_a_gpu_stacks_job_has_a_node_with_all_its_devices(
     plane: Plane, open_namespace: str, gpu_nodes: Callable[..., list[str]]
 ) -> None:
     companions, launched = golden("aws", open_namespace), golden("aws-job", open_namespace)
-    job = ending(launched["job"], end="never")
+    job = with_end(launched["job"], end="never")
     count = job["spec"]["completions"]
-    nodes = gpu_nodes(count, fitting(job))
+    nodes = gpu_nodes(count, matching_node(job))
     plane.apply([*claim(open_namespace), companions["account"], companions["config"], companions["quota"]])
     plane.apply([*(item for key, item in launched.items() if key != "job"), job])
     placed = wait_for("placed pods", lambda: len(found := bound(plane, open_namespace)) == count and found)
@@ -133,21 +133,21 @@ def test_the_job_of_a_gpu_stack_runs_alone_on_each_node_with_all_its_devices(
     assert sorted(placed.values()) == nodes
     arguments = template(job)["spec"]["containers"][0]["args"]
     assert any(f"{name}-0.{template(job)['spec']['subdomain']}:" in each for each in arguments), (
-        "torchrun must look for its store at a pod that exists"
+        "the rendezvous endpoint must be an existing pod"
     )
 
 
-def test_the_job_waits_for_gpus_where_a_node_is_missing(
+def test_the_job_waits_for_gpus_if_a_node_is_missing(
     plane: Plane, open_namespace: str, gpu_nodes: Callable[..., list[str]]
 ) -> None:
     companions, launched = golden("aws", open_namespace), golden("aws-job", open_namespace)
-    job = ending(launched["job"], end="never")
-    gpu_nodes(1, fitting(job))
+    job = with_end(launched["job"], end="never")
+    gpu_nodes(1, matching_node(job))
     plane.apply([*claim(open_namespace), companions["account"], companions["config"], companions["quota"]])
     plane.apply([*(item for key, item in launched.items() if key != "job"), job])
-    # Until the claim is bound, the scheduler names that first.
-    said = lambda: [each for each in waiting(plane, open_namespace) if "Insufficient nvidia.com/gpu" in each]  # noqa: E731
-    wait_for("one pod that waits for GPUs", lambda: len(said()) == 1)
+    # Until the claim is bound, the scheduler names the claim first.
+    messages = lambda: [each for each in waiting(plane, open_namespace) if "Insufficient nvidia.com/gpu" in each]  # noqa: E731
+    wait_for("one pod that waits for GPUs", lambda: len(messages()) == 1)
 
 
 def test_a_local_job_passes_the_restricted_level_and_completes(

@@ -1,4 +1,4 @@
-"""`pulumi up` of stack `local` by the real engine and the real Kubernetes provider, from nothing to nothing."""
+"""The life of stack `local` with the real engine and the real Kubernetes provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster_plane import Plane, wait_for
 from cluster_stack import PROGRAMS, Stack, cluster_wide
 
 NAMESPACE = "training"
-#: What makes the pods of the stack's own settings fill the fake nodes.
+#: Settings with which the stack's pods fill the fake nodes.
 SETTINGS = {
     "gpu.gpus_per_node": "8",
     "gpu.hbm_gib_per_gpu": "80",
@@ -22,27 +22,29 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stack(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Initialise the stack; destroy it after the tests."""
     for program in PROGRAMS:
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not on PATH (pulumi.com/docs/install)")
-    made = Stack(plane, tmp_path_factory.mktemp("stack"))
-    made.pulumi("stack", "init", "local")
+    created = Stack(plane, tmp_path_factory.mktemp("stack"))
+    created.pulumi("stack", "init", "local")
     for key, value in SETTINGS.items():
-        made.set(key, value)
-    yield made
-    made.pulumi("destroy", "--yes", "--skip-preview", "--stack", "local")
+        created.set(key, value)
+    yield created
+    created.pulumi("destroy", "--yes", "--skip-preview", "--stack", "local")
 
 
 def jobs(plane: Plane) -> list[str]:
+    """Return the names of the jobs in the stack's namespace."""
     return [item["metadata"]["name"] for item in plane.get("jobs", "--namespace", NAMESPACE)]
 
 
-def test_a_stack_comes_up_is_left_alone_changes_and_goes(
+def test_a_stack_is_created_unchanged_updated_and_destroyed(
     plane: Plane, stack: Stack, gpu_nodes: Callable[..., list[str]]
 ) -> None:
     gpu_nodes(2)
     gpu_nodes(1, cpu_node)
-    nothing = cluster_wide(plane)
+    initial = cluster_wide(plane)
     first = stack.up()
     assert {operation for operation, _ in first} == {"create"}
     (before,) = jobs(plane)
@@ -54,19 +56,19 @@ def test_a_stack_comes_up_is_left_alone_changes_and_goes(
     wait_for("running job", lambda: state() == "running")
 
     stack.workloads("stop", "--yes")
-    assert stack.up() == set(), "an `up` in between must not start a run that somebody stopped"
+    assert stack.up() == set(), "`up` must not resume a run that was stopped"
     wait_for("stopped job", lambda: state() == "stopped")
     stack.workloads("resume")
 
     stack.set("trainer.train.steps", "123")
     changed = stack.up()
     touched = {name for _operation, name in changed}
-    assert touched == {"local-training-config", "local-training-job"}, "nothing but what the setting is in"
+    assert touched == {"local-training-config", "local-training-job"}, "only the objects that contain the setting"
     (after,) = jobs(plane)
-    assert after != before, "another specification is another Job"
+    assert after != before, "a changed specification is a new Job"
 
-    gone = stack.destroy()
-    assert {operation for operation, _ in gone} == {"delete"}
+    deleted = stack.destroy()
+    assert {operation for operation, _ in deleted} == {"delete"}
     wait_for("end of the namespace", lambda: plane.kubectl("get", "ns", NAMESPACE, check=False).returncode != 0)
-    # Earlier tests' namespaces may go meanwhile; nothing may have come.
-    wait_for("end of all that came", lambda: cluster_wide(plane) <= nothing)
+    # Namespaces of earlier tests may be deleted meanwhile; nothing new may remain.
+    wait_for("deletion of all new objects", lambda: cluster_wide(plane) <= initial)

@@ -17,9 +17,9 @@ from cluster_plane import wait_for
 from node import Node
 from workload_facts import facts, recorded, with_settings
 
-from workloads.cli.snapshot import index_of
 from workloads.facts import Facts
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
+from workloads.runs.pods import pod_index
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Beyond what a fault may take: a start on two shared cores, and the ten seconds that the Job controller waits.
@@ -74,7 +74,7 @@ class Run:
         if self.volume_mib:
             options = f"size={self.volume_mib}m,mode=2775"
             self.node.within("mount", "-t", "tmpfs", "-o", options, "tmpfs", self.volume)
-        made = manifests(self.facts())
+        made = build_manifests(self.facts())
         self.node.apply(surroundings(self.namespace, self.volume))
         self.node.apply(list(made.values()))
         self.name = str(made["job"]["metadata"]["name"])
@@ -88,14 +88,14 @@ class Run:
 
     def pod(self, index: int) -> str:
         """The newest pod of an index."""
-        return [str(pod["metadata"]["name"]) for pod in self.pods() if index_of(pod) == index][-1]
+        return [str(pod["metadata"]["name"]) for pod in self.pods() if pod_index(pod) == index][-1]
 
     def lives(self, index: int) -> list[tuple[str, int]]:
         """Every pod of an index that is still known, with how often its container was started again."""
         return [
             (str(pod["metadata"]["uid"]), int(pod["status"]["containerStatuses"][0]["restartCount"]))
             for pod in self.pods()
-            if index_of(pod) == index
+            if pod_index(pod) == index
         ]
 
     def read_logs(self) -> None:

@@ -26,7 +26,7 @@ from node import Node
 from node_runs import ROOT, local_facts, parsed, surroundings, told
 
 from workloads.facts import Facts
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 
 NAMESPACE = "training"
 ROWS, CARDINALITY = 20_000, 40
@@ -100,7 +100,7 @@ class ByApply:
         self.facts: Facts = local_facts(node, settings)
 
     def up(self) -> None:
-        made = manifests(replace(self.facts, image=node_image.IMAGE, namespace=NAMESPACE))
+        made = build_manifests(replace(self.facts, image=node_image.IMAGE, namespace=NAMESPACE))
         self.node.apply(surroundings(NAMESPACE, node_servers.VOLUME))
         gates = [made.pop(key) for key in ("dataset", "netcheck", "job")]
         self.node.apply(list(made.values()))

@@ -13,7 +13,7 @@ from cluster_plane import wait_for
 from node import Node
 from node_runs import BUSY, Run, others_load, told
 
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 from workloads.objects.pod import CONFIG_DIR, CONFIG_FILE, helper_pod
 
 TINY = {
@@ -47,7 +47,7 @@ def in_container(run: Run, name: str, *arguments: str) -> tuple[int, str]:
     container = {"name": name, "args": list(arguments), "resources": {}}
     pod = helper_pod(facts, component=name, containers=[container])
     pod["spec"]["restartPolicy"] = "Never"
-    settings = manifests(facts)["config"]["metadata"]["name"]
+    settings = build_manifests(facts)["config"]["metadata"]["name"]
     pod["spec"]["volumes"].append({"name": "config", "configMap": {"name": settings}})
     # The helpers' containers share one list of mounts.
     mounts = pod["spec"]["containers"][0]["volumeMounts"]

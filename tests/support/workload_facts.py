@@ -27,14 +27,14 @@ IMAGE = f"registry.example/trainer@sha256:{'0' * 64}"
 def recorded(stack: str, overrides: tuple[tuple[str, Any], ...] = ()) -> Facts:
     """The facts of a stack as it stands in the repository; the image's reference does not follow the sources."""
     found: list[Facts] = []
-    real = component.resolve
+    real = component.resolve_facts
 
-    def resolve(*args: Any, **kwargs: Any) -> Any:
+    def resolve_facts(*args: Any, **kwargs: Any) -> Any:
         output = real(*args, **kwargs)
         output.apply(found.append)
         return output
 
-    with mock.patch.object(component, "resolve", resolve):
+    with mock.patch.object(component, "resolve_facts", resolve_facts):
         recording = run_stack(stack, dict(overrides))
     if recording.error:
         raise recording.error

@@ -1,4 +1,4 @@
-"""The manifests of each cloud by each launcher, frozen: a change is read in review before a job is replaced by it."""
+"""Golden manifests for each cloud and launcher, so that a change that replaces a job is seen in review."""
 
 from __future__ import annotations
 
@@ -10,36 +10,43 @@ import pytest
 import yaml
 from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts
 
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 
 GOLDEN = Path(__file__).parent / "golden"
-#: What a launcher makes; the rest is the same for all of them.
-OWN = ("job",)
+#: The prefix of a launcher's objects; the others are the same for all launchers.
+LAUNCHER_PREFIX = "job"
 
 
-class _Plain(yaml.SafeDumper):
-    """Writes a value that occurs twice twice: a reader of the file looks for no anchors."""
+class _NoAliases(yaml.SafeDumper):
+    """A dumper that repeats a value instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Repeat every value."""
         return True
 
 
-def _same(path: Path, found: dict[str, Any]) -> None:
-    text = yaml.dump(found, Dumper=_Plain, sort_keys=True, width=110)
+def assert_golden(path: Path, found: dict[str, Any]) -> None:
+    """Compare objects with a golden file, or rewrite it with REWRITE_GOLDEN=1."""
+    text = yaml.dump(found, Dumper=_NoAliases, sort_keys=True, width=110)
     if os.environ.get("REWRITE_GOLDEN") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert path.read_text() == text, "if that is wanted, run with REWRITE_GOLDEN=1 and read the difference in review"
+    assert path.read_text() == text, "if this change is intended, run with REWRITE_GOLDEN=1 and review the difference"
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_job_is_the_one_of_its_golden_file(cloud: str, launcher: str) -> None:
-    found = manifests(facts(cloud, {"launcher": launcher}))
-    _same(GOLDEN / f"{cloud}-{launcher}.yaml", {key: item for key, item in found.items() if key.startswith(OWN)})
+def test_the_objects_of_a_launcher_match_their_golden_file(cloud: str, launcher: str) -> None:
+    found = build_manifests(facts(cloud, {"launcher": launcher}))
+    assert_golden(
+        GOLDEN / f"{cloud}-{launcher}.yaml",
+        {key: item for key, item in found.items() if key.startswith(LAUNCHER_PREFIX)},
+    )
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_the_companions_are_those_of_their_golden_file(cloud: str) -> None:
-    found = manifests(facts(cloud, EVERYTHING, queued=True, monitored=True))
-    _same(GOLDEN / f"{cloud}.yaml", {key: item for key, item in found.items() if not key.startswith(OWN)})
+def test_the_other_objects_match_their_golden_file(cloud: str) -> None:
+    found = build_manifests(facts(cloud, EVERYTHING, queued=True, monitored=True))
+    assert_golden(
+        GOLDEN / f"{cloud}.yaml", {key: item for key, item in found.items() if not key.startswith(LAUNCHER_PREFIX)}
+    )

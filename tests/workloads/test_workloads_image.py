@@ -1,4 +1,4 @@
-"""The trainer's image: built by the cluster's registry and fabric, or taken as it is given."""
+"""The trainer's image: built for the cluster's registry and fabric, or given by `job.image`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BUILD = "docker-build:index:Image"
 DOCKERFILE = (ROOT / image.DOCKERFILE).read_text()
 
 
-def built(stack: str, overrides: dict[str, Any] | None = None) -> tuple[Recording, dict[str, Any]]:
+def build_image(stack: str, overrides: dict[str, Any] | None = None) -> tuple[Recording, dict[str, Any]]:
+    """Run a stack's program; return the recording and the inputs of its image."""
     recording = run_stack(stack, overrides)
     assert recording.error is None
     return recording, dict(recording.one(BUILD).inputs)
@@ -26,7 +27,7 @@ def built(stack: str, overrides: dict[str, Any] | None = None) -> tuple[Recordin
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
 def test_the_image_is_built_for_the_clouds_fabric_and_pushed_to_its_registry(cloud: str) -> None:
-    recording, inputs = built(cloud)
+    recording, inputs = build_image(cloud)
     assert inputs["target"] == recorded(cloud).fabric.image_target
     assert re.search(rf"^FROM \S+ AS {inputs['target']}$", DOCKERFILE, re.MULTILINE), (
         "the Dockerfile has no such target"
@@ -40,21 +41,21 @@ def test_the_image_is_built_for_the_clouds_fabric_and_pushed_to_its_registry(clo
 
 
 def test_the_registrys_token_reaches_the_engine_as_a_secret() -> None:
-    """The engine encrypts what comes with this signature, in the state and on the screen."""
-    _, inputs = built("aws")
+    """The engine encrypts values with this signature in the state and hides them on the screen."""
+    _, inputs = build_image("aws")
     assert inputs["registries"][_special_sig_key] == _special_secret_sig
     (login,) = inputs["registries"]["value"]
     assert login["username"] == "AWS"
 
 
-def test_a_registry_that_asks_for_no_password_leaves_the_login_to_the_machine() -> None:
-    """Azure's has none: `az acr login`, which the stack's outputs name, leaves its token with Docker."""
-    _, inputs = built("azure")
+def test_a_registry_without_a_password_uses_dockers_own_login() -> None:
+    """Azure's has none: `az acr login`, which the stack's outputs name, stores a token for Docker."""
+    _, inputs = build_image("azure")
     assert "registries" not in inputs
     assert any("az acr login" in line for line in run_stack("azure").exports["next_steps"])
 
 
-def test_an_image_that_is_given_is_not_built() -> None:
+def test_a_given_image_is_not_built() -> None:
     given = f"registry.example/mine@sha256:{'1' * 64}"
     recording = run_stack("aws", {"job.image": given})
     assert recording.error is None
@@ -62,14 +63,14 @@ def test_an_image_that_is_given_is_not_built() -> None:
     assert recording.exports["job"]["image"] == given
 
 
-def test_the_base_image_goes_into_the_build() -> None:
-    _, inputs = built("aws", {"job.base_image": "ubuntu@sha256:2"})
+def test_the_base_image_is_a_build_argument() -> None:
+    _, inputs = build_image("aws", {"job.base_image": "ubuntu@sha256:2"})
     assert inputs["buildArgs"]["BASE_IMAGE"] == "ubuntu@sha256:2"
     for argument in inputs["buildArgs"]:
-        assert re.search(rf"^ARG {argument}\b", DOCKERFILE, re.MULTILINE), f"the Dockerfile reads no {argument}"
+        assert re.search(rf"^ARG {argument}\b", DOCKERFILE, re.MULTILINE), f"the Dockerfile has no ARG {argument}"
 
 
-def test_another_content_is_another_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_content_gets_another_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("trainer", "trainer/__pycache__"):
         (tmp_path / name).mkdir()
     for name in ("LICENSE", "trainer/a.py"):
@@ -78,25 +79,25 @@ def test_another_content_is_another_tag(tmp_path: Path, monkeypatch: pytest.Monk
     first = image.content_hash("default", [])
     (tmp_path / "trainer/__pycache__/a.pyc").write_text("compiled")
     (tmp_path / "trainer/README.md").write_text("words")
-    assert image.content_hash("default", []) == first, "what is not in the image does not change it"
+    assert image.content_hash("default", []) == first, "files outside the image do not change its tag"
     assert image.content_hash("aws", []) != first
     assert image.content_hash("default", [("ACCELERATOR", "cpu")]) != first
     (tmp_path / "trainer/a.py").write_text("2")
     assert image.content_hash("default", []) != first
 
 
-def test_the_build_context_holds_all_that_the_tag_is_made_of() -> None:
-    """The tag follows files that the ignore file lets into the context, and the Dockerfile copies no others."""
+def test_the_build_context_contains_the_files_that_the_tag_covers() -> None:
+    """The tag covers the files that .dockerignore lets into the context; the Dockerfile copies no others."""
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert allowed == {"LICENSE", "trainer"}
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_topology_file_that_a_fabric_names_is_in_its_image(cloud: str) -> None:
+def test_the_topology_file_of_a_fabric_is_in_its_image(cloud: str) -> None:
     fabric = recorded(cloud).fabric
     path = fabric.env.get("NCCL_TOPO_FILE")
     if path is None:
-        assert fabric.name != "infiniband", "without it NCCL guesses which card is near which GPU"
+        assert fabric.name != "infiniband", "without it NCCL guesses which network card is near which GPU"
         return
     stage = DOCKERFILE.partition(f" AS {fabric.image_target}\n")[2].partition("\nFROM ")[0]
     assert path in stage

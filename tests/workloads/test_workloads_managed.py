@@ -1,4 +1,4 @@
-"""The trainer's settings as arguments for a training service, and what the terminal says of a run there."""
+"""The trainer's settings as arguments for a managed training service, and the commands for a run there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.config import TrainConfig
 from trainer.config.options import load_config
 from workloads import managed
 from workloads.__main__ import main
-from workloads.cli import target
+from workloads.cli import options
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,15 @@ from workloads.cli import target
     ],
     ids=["nothing", "numbers", "lists", "words", "mappings", "none", "a path with spaces", "columns"],
 )
-def test_the_trainer_reads_back_exactly_what_the_stack_says(tree: dict[str, Any]) -> None:
+def test_the_trainer_parses_the_arguments_back_to_the_same_settings(tree: dict[str, Any]) -> None:
     config = TrainConfig.model_validate(tree)
-    assert load_config(managed.options(config), {}) == config, "on a cluster the same settings travel as JSON"
+    assert load_config(managed.trainer_options(config), {}) == config, (
+        "on a cluster the same settings are passed as JSON"
+    )
 
 
-def test_settings_that_are_the_defaults_are_not_repeated() -> None:
-    assert managed.options(TrainConfig()) == []
+def test_defaults_are_not_passed_as_arguments() -> None:
+    assert managed.trainer_options(TrainConfig()) == []
 
 
 @pytest.mark.parametrize(
@@ -56,11 +58,11 @@ def test_a_run_reads_the_buckets_datasets_if_a_path_is_below_the_storage(data: d
     assert managed.reads_data(TrainConfig.model_validate({"data": data}), "/data") is reads
 
 
-def test_the_terminal_says_how_a_run_on_a_service_is_seen(
+def test_status_prints_the_services_own_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = {"run": "a", "launcher": "vertex", "page": "https://page", "commands": {"status": "gcloud ai describe 7"}}
-    monkeypatch.setattr(target, "stack_outputs", lambda _stack: {"job": job})
+    monkeypatch.setattr(options, "stack_outputs", lambda _stack: {"job": job})
     assert main(["status", "--stack", "lab"]) == 2
-    told = capsys.readouterr().err
-    assert told == "error: run 'a' is on vertex, not on a cluster; status: `gcloud ai describe 7`; https://page\n"
+    error = capsys.readouterr().err
+    assert error == "error: run 'a' is on vertex, not on a cluster; status: `gcloud ai describe 7`; https://page\n"

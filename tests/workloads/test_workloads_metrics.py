@@ -1,4 +1,4 @@
-"""`python -m workloads metrics`: the newest numbers, from the endpoint of rank 0 or from its log."""
+"""`python -m workloads metrics`: the newest metrics, from the endpoint of rank 0 or from its log."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FIRST, SECOND = f"{NAME}-0-x0y", f"{NAME}-1-x1y"
 
 @pytest.fixture
 def served() -> str:
-    """What the trainer's own endpoint answers after a report, an evaluation and a save."""
-    pytest.importorskip("torch", reason="the trainer's own endpoint is asked")
+    """Return the page of the trainer's own endpoint after a report, an evaluation and a checkpoint."""
+    pytest.importorskip("torch", reason="the test uses the trainer's own endpoint")
     from trainer.metrics.prometheus import Prometheus
 
     sink = Prometheus("127.0.0.1", 0, "criteo")
@@ -33,26 +33,27 @@ def served() -> str:
 
 @pytest.fixture
 def two(cluster: FakeCluster) -> None:
+    """Create a job of two pods."""
     job(cluster)
     pod(cluster, 0)
     pod(cluster, 1)
 
 
 @pytest.mark.usefixtures("two")
-def test_the_trainers_endpoint_is_read_whichever_pod_has_it(
+def test_the_trainers_endpoint_is_read_from_any_pod(
     cluster: FakeCluster, command: Command, capsys: pytest.CaptureFixture[str], served: str
 ) -> None:
     cluster.metrics[SECOND] = served
     assert command("metrics", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     saved, source = found.pop("checkpoint_time"), found.pop("source")
-    assert saved.endswith("+00:00"), "when the newest checkpoint became complete"
+    assert saved.endswith("+00:00"), "the time of the newest complete checkpoint"
     assert source == f"pod {SECOND}, port 9400"
     assert found == pytest.approx({**TRAIN, "step_ms": 6.5, "eval_auc": 0.8, "eval_loss": 0.4})
 
 
 @pytest.mark.usefixtures("two")
-def test_without_an_endpoint_the_log_tells(
+def test_without_an_endpoint_the_metrics_come_from_the_log(
     cluster: FakeCluster, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.logs[SECOND] = ["noise"]
@@ -73,12 +74,12 @@ def test_without_an_endpoint_the_log_tells(
 
 
 @pytest.mark.usefixtures("two")
-def test_a_run_that_has_not_reported_yet_says_so(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_metrics_yet_exits_with_1(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("metrics") == 1
-    assert "no numbers yet" in capsys.readouterr().out
+    assert "no metrics yet" in capsys.readouterr().out
 
 
-def test_a_proxy_that_is_forbidden_leaves_the_log(
+def test_with_a_forbidden_proxy_the_metrics_come_from_the_log(
     cluster: FakeCluster, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job(cluster, nodes=1)

@@ -1,4 +1,4 @@
-"""What each pod of the training promises, whoever starts it."""
+"""Properties that the training's pods have with every launcher."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts, recorded
 from infra.contract import Fabric, Mount, Sidecar
 from trainer.config import TrainConfig
 from trainer.exit_codes import EXIT_RESTART
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 
 
 def job_of(cloud: str, launcher: str = "job", **changes: Any) -> dict[str, Any]:
-    """The object that starts the pods, or for TrainJob the runtime that holds them."""
+    """Return the object that contains the pod template: the job, or for a TrainJob its runtime."""
     job = {"launcher": launcher} | changes.pop("job", {})
-    found = manifests(facts(cloud, job, **changes))
+    found = build_manifests(facts(cloud, job, **changes))
     return found["job-trainingruntime" if launcher == "trainjob" else "job"]
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod template of an object."""
     spec = job["spec"]
     if job["kind"] == "PyTorchJob":
         return spec["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -33,19 +34,22 @@ def pod_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main_container(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the only container of a pod."""
     (container,) = pod["spec"]["containers"]
     return container
 
 
 def env_of(container: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of a container."""
     return {item["name"]: item["value"] for item in container["env"]}
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_every_launcher_starts_the_same_pod(cloud: str) -> None:
-    """But for the container's name, the arguments of the rendezvous, and what restarts it."""
+    """Except for the container's name, the arguments of the rendezvous and the restart policy."""
 
     def common(launcher: str) -> dict[str, Any]:
+        """Return what has to be equal."""
         pod = pod_of(job_of(cloud, launcher))
         main = {key: value for key, value in main_container(pod).items() if key not in {"name", "args"}}
         spec = {
@@ -65,12 +69,12 @@ def test_every_launcher_starts_the_same_pod(cloud: str) -> None:
         ("gcp", {"nvidia.com/gpu": "8"}),
     ],
 )
-def test_a_pod_takes_all_of_its_nodes_devices(cloud: str, limits: dict[str, str]) -> None:
+def test_a_pod_requests_all_devices_of_its_node(cloud: str, limits: dict[str, str]) -> None:
     found = main_container(pod_of(job_of(cloud)))["resources"]["limits"]
-    assert limits.items() <= found.items(), "a fabric device that is not asked for means TCP in silence"
+    assert limits.items() <= found.items(), "without the fabric's device NCCL silently falls back to TCP"
 
 
-def test_a_pod_with_huge_pages_asks_for_memory_too() -> None:
+def test_a_pod_with_huge_pages_also_requests_memory() -> None:
     assert "memory" in main_container(pod_of(job_of("aws")))["resources"]["limits"], "Kubernetes refuses it otherwise"
 
 
@@ -96,7 +100,7 @@ def test_the_pools_taint_is_tolerated_and_its_label_selected(cloud: str) -> None
     assert spec["nodeSelector"]["nvidia.com/gpu.present"] == "true"
 
 
-def test_a_job_of_fewer_gpus_asks_for_fewer_and_starts_as_many_processes() -> None:
+def test_a_job_with_fewer_gpus_requests_fewer_and_starts_one_process_for_each() -> None:
     job = job_of("aws", job={"gpus_per_node": 4})
     container = main_container(pod_of(job))
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
@@ -104,9 +108,12 @@ def test_a_job_of_fewer_gpus_asks_for_fewer_and_starts_as_many_processes() -> No
 
 
 def _every_pod(cloud: str) -> list[dict[str, Any]]:
+    """Return the pod templates of all launchers and companions."""
     found = []
     for launcher in LAUNCHERS:
-        objects = manifests(facts(cloud, EVERYTHING | {"launcher": launcher}, queued=True, monitored=True)).values()
+        objects = build_manifests(
+            facts(cloud, EVERYTHING | {"launcher": launcher}, queued=True, monitored=True)
+        ).values()
         found += [
             pod_of(item) for item in objects if item["kind"] in {"Job", "PyTorchJob", "TrainingRuntime", "Deployment"}
         ]
@@ -114,8 +121,8 @@ def _every_pod(cloud: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_every_pod_is_restricted(cloud: str) -> None:
-    """The rules of level `restricted` of the Pod Security Standards, except what the fabric's contract asks for."""
+def test_every_pod_follows_the_restricted_pod_security_standard(cloud: str) -> None:
+    """Level `restricted` of the Pod Security Standards, except for the fabric's capabilities."""
     allowed = set(facts(cloud).fabric.capabilities)
     pods = _every_pod(cloud)
     assert len(pods) > 4
@@ -133,7 +140,7 @@ def test_every_pod_is_restricted(cloud: str) -> None:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_every_place_that_the_trainer_writes_to_is_writable(cloud: str) -> None:
+def test_every_folder_that_the_trainer_writes_to_is_writable(cloud: str) -> None:
     here = facts(cloud)
     mounts = {item["mountPath"]: item for item in main_container(pod_of(job_of(cloud)))["volumeMounts"]}
     for path in ("/tmp", "/work", "/dev/shm", here.storage.work_path):
@@ -155,9 +162,9 @@ def test_shared_memory_has_the_pools_size() -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_settings_in_the_config_map_are_the_trainers(cloud: str) -> None:
-    found = manifests(facts(cloud))["config"]
+    found = build_manifests(facts(cloud))["config"]
     (text,) = found["data"].values()
-    assert TrainConfig.model_validate_json(text) == facts(cloud).config, "the same class parses what was written"
+    assert TrainConfig.model_validate_json(text) == facts(cloud).config, "the class that wrote the settings parses them"
     assert found["immutable"] is True
 
 
@@ -167,13 +174,13 @@ def test_the_trainer_reads_the_config_map_that_is_mounted(launcher: str) -> None
     container = main_container(pod)
     volumes = {item["name"]: item for item in pod["spec"]["volumes"]}
     (mount,) = (item for item in container["volumeMounts"] if item["name"] == "config")
-    config = manifests(facts("aws", {"launcher": launcher}))["config"]
+    config = build_manifests(facts("aws", {"launcher": launcher}))["config"]
     assert volumes["config"]["configMap"]["name"] == config["metadata"]["name"]
     path = container["args"][container["args"].index("--config") + 1]
     assert path == f"{mount['mountPath']}/{next(iter(config['data']))}"
 
 
-def test_a_jobs_own_variables_win_over_the_fabrics() -> None:
+def test_variables_of_the_job_override_those_of_the_fabric() -> None:
     before = env_of(main_container(pod_of(job_of("azure"))))
     after = env_of(main_container(pod_of(job_of("azure", job={"env": {"NCCL_SOCKET_IFNAME": "eth9"}}))))
     assert before["NCCL_SOCKET_IFNAME"] == "eth0"
@@ -181,27 +188,27 @@ def test_a_jobs_own_variables_win_over_the_fabrics() -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_replaced_pod_finds_its_way_back_into_the_rendezvous(launcher: str) -> None:
+def test_a_replaced_pod_can_rejoin_the_rendezvous(launcher: str) -> None:
     assert env_of(main_container(pod_of(job_of("local", launcher))))["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_every_container_that_opens_the_bucket_has_the_identitys_variables(cloud: str) -> None:
-    wanted = facts(cloud).identity_env
+    identity_env = facts(cloud).identity_env
     for pod in _every_pod(cloud):
         assert pod["spec"]["serviceAccountName"] == "trainer"
         for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]:
             if "restartPolicy" not in container:
-                assert wanted.items() <= env_of(container).items()
+                assert identity_env.items() <= env_of(container).items()
 
 
-def test_azures_pods_carry_the_label_that_its_webhook_looks_for() -> None:
+def test_azures_pods_have_the_label_that_its_webhook_requires() -> None:
     assert pod_of(job_of("azure"))["metadata"]["labels"]["azure.workload.identity/use"] == "true"
-    account = manifests(facts("azure"))["account"]
+    account = build_manifests(facts("azure"))["account"]
     assert "azure.workload.identity/client-id" in account["metadata"]["annotations"]
 
 
-def test_a_secret_of_a_cluster_without_keyless_identity_becomes_variables() -> None:
+def test_a_secret_for_a_cluster_without_keyless_identity_becomes_variables() -> None:
     container = main_container(pod_of(job_of("local", secret_name="bucket-key")))
     assert container["envFrom"] == [{"secretRef": {"name": "bucket-key"}}]
 
@@ -225,7 +232,7 @@ TCPX = Fabric(
 def test_a_fabrics_sidecar_runs_as_root_before_the_trainer_and_ends_with_it() -> None:
     spec = pod_of(job_of("gcp", fabric=TCPX))["spec"]
     (daemon,) = spec["initContainers"]
-    assert daemon["restartPolicy"] == "Always", "an ordinary container would keep the pod from ever completing"
+    assert daemon["restartPolicy"] == "Always", "with an ordinary container the pod would never complete"
     assert daemon["securityContext"]["runAsUser"] == 0
     assert daemon["securityContext"]["capabilities"]["add"] == ["NET_ADMIN"]
     assert daemon["securityContext"]["privileged"] is False
@@ -240,54 +247,57 @@ def test_the_trainer_and_a_sidecar_share_the_volume_that_both_name() -> None:
     assert {"name": "socket", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
 
 
-def test_a_save_has_time_to_end() -> None:
+def test_the_trainer_ends_before_the_grace_period() -> None:
     grace = pod_of(job_of("local"))["spec"]["terminationGracePeriodSeconds"]
     assert facts("local").config.fault.grace_seconds < grace, "the trainer ends itself before Kubernetes kills it"
 
 
-@pytest.mark.parametrize(("overrides", "watched"), [({"gpu.capacity": "spot"}, "auto"), ({}, "off")])
-def test_the_clouds_notice_is_watched_where_nodes_can_be_taken_away(overrides: dict[str, Any], watched: str) -> None:
-    assert recorded("aws", tuple(overrides.items())).config.fault.notices == watched
+@pytest.mark.parametrize(("overrides", "notices"), [({"gpu.capacity": "spot"}, "auto"), ({}, "off")])
+def test_spot_interruption_notices_are_watched_on_spot_nodes(overrides: dict[str, Any], notices: str) -> None:
+    assert recorded("aws", tuple(overrides.items())).config.fault.notices == notices
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_changed_setting_is_another_job_and_an_unchanged_one_the_same(launcher: str) -> None:
+def test_a_changed_setting_changes_the_name_of_the_job(launcher: str) -> None:
     def name(**changes: Any) -> str:
-        return manifests(facts("local", {"launcher": launcher, **changes}))["job"]["metadata"]["name"]
+        """Return the name of the job with other settings."""
+        return build_manifests(facts("local", {"launcher": launcher, **changes}))["job"]["metadata"]["name"]
 
     assert name() == name()
     assert name(env={"A": "1"}) != name()
     assert re.fullmatch(r"default-[0-9a-f]{8}", name())
 
 
-def test_a_changed_trainer_setting_is_another_job() -> None:
+def test_a_changed_trainer_setting_replaces_only_the_config_map_and_the_job() -> None:
     here = facts("local")
     other = replace(
         here, config=here.config.model_copy(update={"data": here.config.data.model_copy(update={"seed": 9})})
     )
-    assert manifests(here)["job"]["metadata"]["name"] != manifests(other)["job"]["metadata"]["name"]
-    unchanged = {key for key, item in manifests(here).items() if manifests(other)[key] == item}
-    assert set(manifests(here)) - unchanged == {"config", "job"}, "nothing else is replaced"
+    assert build_manifests(here)["job"]["metadata"]["name"] != build_manifests(other)["job"]["metadata"]["name"]
+    unchanged = {key for key, item in build_manifests(here).items() if build_manifests(other)[key] == item}
+    assert set(build_manifests(here)) - unchanged == {"config", "job"}, "nothing else is replaced"
 
 
-def test_the_longest_names_fit_into_dns() -> None:
+def test_the_longest_names_of_pods_are_valid_in_dns() -> None:
     run = "r" * 36
     for launcher, suffix in (("job", "-999"), ("pytorchjob", "-worker-999"), ("trainjob", "-node-0-999-abcde")):
-        name = manifests(facts("local", {"launcher": launcher, "run": run}))["job"]["metadata"]["name"]
-        assert len(name + suffix) <= 63, f"{launcher}: pods would be refused"
+        name = build_manifests(facts("local", {"launcher": launcher, "run": run}))["job"]["metadata"]["name"]
+        assert len(name + suffix) <= 63, f"{launcher}: the API server would refuse the pods"
 
 
 def test_the_host_of_the_rendezvous_is_the_pod_of_index_0() -> None:
-    found = manifests(facts("local"))
+    found = build_manifests(facts("local"))
     name, service = found["job"]["metadata"]["name"], found["job-service"]["metadata"]["name"]
     pod = pod_of(found["job"])
     assert f"--rdzv-endpoint={name}-0.{service}:29400" in main_container(pod)["args"]
     assert pod["spec"]["subdomain"] == service
     assert found["job-service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert found["job-service"]["spec"]["publishNotReadyAddresses"] is True, "they meet in order to become ready"
+    assert found["job-service"]["spec"]["publishNotReadyAddresses"] is True, (
+        "the rendezvous needs the names before the pods are ready"
+    )
 
 
-def test_disruptions_do_not_count_and_mistakes_are_not_repeated() -> None:
+def test_disruptions_are_not_failures_and_mistakes_end_the_job() -> None:
     spec = job_of("local")["spec"]
     first, second, third = spec["podFailurePolicy"]["rules"]
     assert (first["action"], first["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
@@ -295,80 +305,80 @@ def test_disruptions_do_not_count_and_mistakes_are_not_repeated() -> None:
     assert (third["action"], third["onExitCodes"]["values"]) == ("FailJob", [2])
     for rule in (second, third):
         assert rule["onExitCodes"]["containerName"] == main_container(pod_of(job_of("local")))["name"]
-    assert spec["template"]["spec"]["restartPolicy"] == "Never", "a failure policy works with no other"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never", "a pod failure policy requires it"
 
 
-def test_an_elastic_job_says_from_how_many_to_how_many() -> None:
+def test_an_elastic_job_has_a_minimum_and_a_maximum_of_nodes() -> None:
     wide = {"nodes": 4, "min_nodes": 2}
     assert "--nnodes=2:4" in main_container(pod_of(job_of("local", job=wide)))["args"]
     policy = job_of("local", "pytorchjob", job=wide)["spec"]["elasticPolicy"]
     assert (policy["minReplicas"], policy["maxReplicas"], policy["rdzvBackend"]) == (2, 4, "c10d")
-    assert manifests(facts("local", wide))["budget"]["spec"]["minAvailable"] == 2
+    assert build_manifests(facts("local", wide))["budget"]["spec"]["minAvailable"] == 2
 
 
-def test_the_training_operator_finds_the_names_it_insists_on() -> None:
+def test_a_pytorchjob_has_the_names_that_its_operator_requires() -> None:
     job = job_of("aws", "pytorchjob")
-    assert main_container(pod_of(job))["name"] == "pytorch", "the operator's webhook denies any other"
-    assert job["spec"]["nprocPerNode"] == "8", "unset means one process beside eight GPUs"
+    assert main_container(pod_of(job))["name"] == "pytorch", "the operator's webhook denies other names"
+    assert job["spec"]["nprocPerNode"] == "8", "unset means one process on a node with eight GPUs"
 
 
-def test_kubeflow_trainer_finds_the_names_it_insists_on() -> None:
+def test_a_trainjob_has_the_names_that_its_operator_requires() -> None:
     runtime = job_of("aws", "trainjob")
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     assert replicated["name"] == "node"
     assert main_container(pod_of(runtime))["name"] == "node"
     assert replicated["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = manifests(facts("aws", {"launcher": "trainjob"}))["job"]
+    job = build_manifests(facts("aws", {"launcher": "trainjob"}))["job"]
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert job["spec"]["trainer"] == {"numNodes": 2, "numProcPerNode": 8}
 
 
-def test_pulumi_waits_for_no_training() -> None:
+def test_pulumi_does_not_wait_for_a_training() -> None:
     for launcher in LAUNCHERS:
-        job = manifests(facts("aws", {"launcher": launcher}))["job"]
+        job = build_manifests(facts("aws", {"launcher": launcher}))["job"]
         assert job["metadata"]["annotations"]["pulumi.com/skipAwait"] == "true"
 
 
-def test_a_queued_job_names_its_queue_and_the_queue_covers_all_it_asks_for() -> None:
+def test_the_queue_of_a_queued_job_covers_all_resources_that_it_requests() -> None:
     for cloud in ("aws", "azure", "gcp"):
-        found = manifests(facts(cloud, {"launcher": "pytorchjob"}, queued=True))
+        found = build_manifests(facts(cloud, {"launcher": "pytorchjob"}, queued=True))
         queue = found["job"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
         assert queue == found["queue-localqueue"]["metadata"]["name"]
         cluster_queue = found["queue-clusterqueue"]
         assert found["queue-localqueue"]["spec"]["clusterQueue"] == cluster_queue["metadata"]["name"]
         (group,) = cluster_queue["spec"]["resourceGroups"]
-        asked = main_container(pod_of(found["job"]))["resources"]["limits"]
-        assert set(asked) <= set(group["coveredResources"]), "Kueue never admits what no quota names"
+        requested = main_container(pod_of(found["job"]))["resources"]["limits"]
+        assert set(requested) <= set(group["coveredResources"]), "Kueue admits no resource without a quota"
         (flavor,) = group["flavors"]
         assert flavor["name"] == found["queue-resourceflavor"]["metadata"]["name"]
         assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 
 
-def test_nothing_is_queued_without_kueue() -> None:
-    found = manifests(facts("aws"))
+def test_without_kueue_nothing_is_queued() -> None:
+    found = build_manifests(facts("aws"))
     assert "kueue" not in json.dumps(found)
 
 
-def test_the_netcheck_runs_the_same_image_on_as_many_nodes_and_asks_for_the_fabric() -> None:
+def test_the_netcheck_has_the_image_the_nodes_and_the_devices_of_the_training() -> None:
     here = facts("aws", EVERYTHING)
-    found = manifests(here)["netcheck"]
+    found = build_manifests(here)["netcheck"]
     container = main_container(pod_of(found))
     assert container["image"] == here.image
     assert found["spec"]["parallelism"] == 2
     assert container["resources"] == main_container(pod_of(job_of("aws")))["resources"]
     assert container["args"][-3:] == ["netcheck", "--min-gb-per-s=40", "--expect-log=NET/OFI Selected provider is efa"]
-    assert "pulumi.com/skipAwait" not in found["metadata"].get("annotations", {}), "a gate is waited for"
+    assert "pulumi.com/skipAwait" not in found["metadata"].get("annotations", {}), "Pulumi waits for a gate"
 
 
-def test_a_netcheck_that_is_no_gate_is_not_waited_for() -> None:
-    found = manifests(facts("aws", {"netcheck": {"enabled": True, "gate": False}}))["netcheck"]
+def test_pulumi_does_not_wait_for_a_netcheck_without_a_gate() -> None:
+    found = build_manifests(facts("aws", {"netcheck": {"enabled": True, "gate": False}}))["netcheck"]
     assert found["metadata"]["annotations"] == {"pulumi.com/skipAwait": "true"}
 
 
-def test_the_dataset_is_fetched_then_prepared_away_from_the_gpus() -> None:
-    found = manifests(facts("gcp", EVERYTHING))["dataset"]
+def test_the_dataset_is_fetched_then_preprocessed_on_nodes_without_gpus() -> None:
+    found = build_manifests(facts("gcp", EVERYTHING))["dataset"]
     spec = pod_of(found)["spec"]
-    assert "nvidia.com/gpu" not in json.dumps(found), "nobody pays for idle GPUs while files are copied"
+    assert "nvidia.com/gpu" not in json.dumps(found), "GPUs would idle while files are copied"
     assert "tolerations" not in spec
     (fetch,), (preprocess,) = spec["initContainers"], spec["containers"]
     raw = f"{facts('gcp').storage.work_path}/criteo.raw"
@@ -377,52 +387,56 @@ def test_the_dataset_is_fetched_then_prepared_away_from_the_gpus() -> None:
     assert preprocess["args"][-1] == "--ids=hash"
 
 
-def test_a_dataset_that_the_storage_shows_already_is_not_fetched() -> None:
-    spec = pod_of(manifests(facts("aws", EVERYTHING))["dataset"])["spec"]
+def test_a_dataset_on_the_shared_storage_is_not_fetched() -> None:
+    spec = pod_of(build_manifests(facts("aws", EVERYTHING))["dataset"])["spec"]
     assert "initContainers" not in spec, "FSx shows the bucket's folder; copying it into itself would never end"
     assert "--input=/data/datasets" in spec["containers"][0]["args"]
 
 
-def test_a_dataset_can_be_fetched_as_it_is() -> None:
-    found = manifests(facts("gcp", {"dataset": {"source": "s3://other/npy", "preprocess": False}}))["dataset"]
+def test_a_dataset_can_be_fetched_without_preprocessing() -> None:
+    found = build_manifests(facts("gcp", {"dataset": {"source": "s3://other/npy", "preprocess": False}}))["dataset"]
     (container,) = pod_of(found)["spec"]["containers"]
     assert container["args"] == ["fetch", "--from=s3://other/npy", f"--to={facts('gcp').storage.work_path}/criteo"]
 
 
-def test_the_preparation_stays_within_its_memory() -> None:
-    found = manifests(facts("gcp", {"dataset": {"source": "bucket", "memory_gib": 8}}))["dataset"]
+def test_preprocessing_uses_half_of_its_memory_limit() -> None:
+    found = build_manifests(facts("gcp", {"dataset": {"source": "bucket", "memory_gib": 8}}))["dataset"]
     (container,) = pod_of(found)["spec"]["containers"]
     assert container["resources"]["limits"]["memory"] == "8192Mi"
     assert "--memory-gib=4" in container["args"]
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_the_network_policy_names_who_may_be_talked_to(cloud: str) -> None:
-    policy = manifests(facts(cloud, {"egress": ["10.1.2.3/32:9000"]}))["network-policy"]["spec"]
+def test_the_network_policy_lists_the_allowed_destinations(cloud: str) -> None:
+    policy = build_manifests(facts(cloud, {"egress": ["10.1.2.3/32:9000"]}))["network-policy"]["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     anywhere = [rule for rule in policy["egress"] if {"ipBlock": {"cidr": "0.0.0.0/0"}} in rule.get("to", [])]
-    assert [rule["ports"] for rule in anywhere] == [[{"protocol": "TCP", "port": 443}]], "HTTPS alone goes anywhere"
+    assert [rule["ports"] for rule in anywhere] == [[{"protocol": "TCP", "port": 443}]], (
+        "only HTTPS is open to all addresses"
+    )
     unbounded = [rule for rule in policy["egress"] if "to" not in rule]
-    assert [port["port"] for rule in unbounded for port in rule["ports"]] == [53, 53], "and DNS"
+    assert [port["port"] for rule in unbounded for port in rule["ports"]] == [53, 53], "and DNS over UDP and TCP"
     own = {rule["to"][0]["ipBlock"]["cidr"] for rule in policy["egress"] if "ipBlock" in rule.get("to", [{}])[0]}
     assert "10.1.2.3/32" in own
-    assert {entry.rpartition(":")[0] for entry in facts(cloud).identity_endpoints} <= own, "no credentials otherwise"
+    assert {entry.rpartition(":")[0] for entry in facts(cloud).identity_endpoints} <= own, (
+        "the pods would get no credentials"
+    )
 
 
 def test_the_network_policy_selects_every_pod_of_the_stack() -> None:
-    selected = manifests(facts("aws"))["network-policy"]["spec"]["podSelector"]["matchLabels"]
+    selected = build_manifests(facts("aws"))["network-policy"]["spec"]["podSelector"]["matchLabels"]
     for pod in _every_pod("aws"):
         assert selected.items() <= pod["metadata"]["labels"].items()
 
 
-def test_the_quota_is_what_the_pool_may_grow_to() -> None:
-    hard = manifests(facts("aws"))["quota"]["spec"]["hard"]
+def test_the_quota_equals_the_largest_pool() -> None:
+    hard = build_manifests(facts("aws"))["quota"]["spec"]["hard"]
     assert hard["requests.nvidia.com/gpu"] == "16"
     assert (hard["services.loadbalancers"], hard["services.nodeports"]) == ("0", "0")
 
 
-def test_prometheus_asks_the_port_that_the_trainer_listens_on() -> None:
-    found = manifests(facts("aws", monitored=True))
+def test_prometheus_scrapes_the_port_of_the_trainer() -> None:
+    found = build_manifests(facts("aws", monitored=True))
     (endpoint,) = found["monitor"]["spec"]["podMetricsEndpoints"]
     container = main_container(pod_of(found["job"]))
     (port,) = (item for item in container["ports"] if item["name"] == endpoint["port"])
@@ -432,15 +446,17 @@ def test_prometheus_asks_the_port_that_the_trainer_listens_on() -> None:
     assert selected.items() <= pod_of(found["job"])["metadata"]["labels"].items()
 
 
-def test_a_cluster_without_prometheus_gets_no_object_of_its_kind() -> None:
-    assert "monitor" not in manifests(facts("local", monitored=False))
+def test_a_cluster_without_prometheus_gets_no_pod_monitor() -> None:
+    assert "monitor" not in build_manifests(facts("local", monitored=False))
 
 
 def test_tensorboard_reads_the_folder_that_the_trainer_writes() -> None:
-    container = main_container(pod_of(manifests(facts("aws"))["tensorboard-deployment"]))
+    container = main_container(pod_of(build_manifests(facts("aws"))["tensorboard-deployment"]))
     assert f"--logdir={facts('aws').config.metrics.dir}" in container["args"]
     assert all(mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] == "data")
 
 
-def test_tensorboard_can_be_left_out() -> None:
-    assert not [key for key in manifests(facts("aws", {"tensorboard": {"enabled": False}})) if "tensorboard" in key]
+def test_tensorboard_can_be_disabled() -> None:
+    assert not [
+        key for key in build_manifests(facts("aws", {"tensorboard": {"enabled": False}})) if "tensorboard" in key
+    ]

@@ -1,4 +1,4 @@
-"""Every manifest against published schemas: Kubernetes' own, strictly, and those of Kubeflow's packages."""
+"""All manifests against published schemas: Kubernetes' own in strict mode, and those of Kubeflow's packages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from kubeflow_trainer_api import models as trainer_models
 from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts
 
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 
-#: The versions of Kubernetes that the stacks run.
+#: The versions of Kubernetes that the stacks use.
 VERSIONS = ("1.34", "1.35")
-#: Kinds of operators; `make test-cluster` gives these to the real API server with their real definitions.
-DEFINED_ELSEWHERE = {
+#: Kinds of operators; `make test-cluster` checks them with the real definitions on a real API server.
+OPERATOR_KINDS = {
     "PyTorchJob",
     "TrainJob",
     "TrainingRuntime",
@@ -26,22 +26,27 @@ DEFINED_ELSEWHERE = {
 }
 
 
-def _all(cloud: str, launcher: str) -> list[dict[str, Any]]:
-    return list(manifests(facts(cloud, EVERYTHING | {"launcher": launcher}, queued=True, monitored=True)).values())
+def build_all(cloud: str, launcher: str) -> list[dict[str, Any]]:
+    """Return all objects of a launcher, with every companion."""
+    return list(
+        build_manifests(facts(cloud, EVERYTHING | {"launcher": launcher}, queued=True, monitored=True)).values()
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_what_kubernetes_knows_fits_its_schema_with_no_unknown_field(cloud: str, version: str) -> None:
-    own = [item for launcher in LAUNCHERS for item in _all(cloud, launcher) if item["kind"] not in DEFINED_ELSEWHERE]
+def test_objects_of_kubernetes_kinds_match_their_schema_without_unknown_fields(cloud: str, version: str) -> None:
+    own = [item for launcher in LAUNCHERS for item in build_all(cloud, launcher) if item["kind"] not in OPERATOR_KINDS]
     assert {"Job", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"} <= {item["kind"] for item in own}
     for item in own:
         kubernetes_validate.validate(item, version, strict=True)
 
 
-def test_the_schemas_refuse_what_is_wrong() -> None:
+def test_the_schemas_refuse_a_wrong_type() -> None:
     (job,) = (
-        item for item in _all("local", "job") if item["kind"] == "Job" and item["metadata"]["name"].startswith("def")
+        item
+        for item in build_all("local", "job")
+        if item["kind"] == "Job" and item["metadata"]["name"].startswith("def")
     )
     job["spec"]["backoffLimitPerIndex"] = "ten"
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -49,10 +54,10 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_pods_inside_operators_kinds_fit_kubernetes_schema_too(cloud: str) -> None:
-    """The operators' own models stop at the pod: their packages take any field there."""
+def test_pods_in_operators_kinds_match_the_schema_of_a_pod(cloud: str) -> None:
+    """The models in the operators' packages do not check the fields of a pod."""
     for launcher, kind in (("pytorchjob", "PyTorchJob"), ("trainjob", "TrainingRuntime")):
-        (item,) = (one for one in _all(cloud, launcher) if one["kind"] == kind)
+        (item,) = (one for one in build_all(cloud, launcher) if one["kind"] == kind)
         template = _template(item)
         name = {"name": "x", "namespace": "training"}
         pod = {
@@ -65,6 +70,7 @@ def test_pods_inside_operators_kinds_fit_kubernetes_schema_too(cloud: str) -> No
 
 
 def _template(item: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod template of an operator's object."""
     spec = item["spec"]
     if item["kind"] == "PyTorchJob":
         return spec["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -72,13 +78,13 @@ def _template(item: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_pytorchjob_survives_the_training_operators_own_model_unchanged(cloud: str) -> None:
-    """The model drops what it does not know, so an unknown or misspelt field would be missing afterwards."""
+def test_a_pytorchjob_is_unchanged_by_the_training_operators_model(cloud: str) -> None:
+    """The model drops unknown fields, so a misspelt field would be missing afterwards."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from kubeflow.training import models
         from kubeflow.training.api_client import ApiClient
-    (item,) = (one for one in _all(cloud, "pytorchjob") if one["kind"] == "PyTorchJob")
+    (item,) = (one for one in build_all(cloud, "pytorchjob") if one["kind"] == "PyTorchJob")
     client = ApiClient()
     response = type("Response", (), {"data": __import__("json").dumps(item)})()
     parsed = client.deserialize(response, models.KubeflowOrgV1PyTorchJob)
@@ -86,8 +92,8 @@ def test_a_pytorchjob_survives_the_training_operators_own_model_unchanged(cloud:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_a_trainjob_survives_kubeflow_trainers_own_model_unchanged(cloud: str) -> None:
-    found = {item["kind"]: item for item in _all(cloud, "trainjob")}
+def test_a_trainjob_is_unchanged_by_kubeflow_trainers_model(cloud: str) -> None:
+    found = {item["kind"]: item for item in build_all(cloud, "trainjob")}
     job = trainer_models.TrainerV1alpha1TrainJob.from_dict(found["TrainJob"])
     runtime = trainer_models.TrainerV1alpha1TrainingRuntime.from_dict(found["TrainingRuntime"])
     assert job is not None
@@ -97,7 +103,7 @@ def test_a_trainjob_survives_kubeflow_trainers_own_model_unchanged(cloud: str) -
 
 
 def _without_empty(value: Any) -> Any:
-    """Empty lists and maps mean the same as their absence."""
+    """Remove empty lists and maps, which mean the same as their absence."""
     if isinstance(value, dict):
         return {key: inner for key, item in value.items() if (inner := _without_empty(item)) not in ({}, [], None)}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Mistakes between job, trainer and cluster: each is told with its key, what is legal and the command that fixes it."""
+"""Problems between job, trainer and cluster settings: each with its key, the allowed values and the fix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ assert ROOT
 
 
 def problems(stack: str, overrides: dict[str, Any]) -> str:
-    """The message with which the program of a stack ends; nothing was registered."""
+    """Return the message with which a stack's program ends before it registers a resource."""
     recording = run_stack(stack, overrides)
-    assert recording.error is not None, "the program went on"
+    assert recording.error is not None, "the program continued"
     assert recording.registrations == [], "a resource was registered before the settings were checked"
     return str(recording.error)
 
@@ -27,7 +27,7 @@ CASES = [
     (
         "aws",
         {"job.nodes": 3},
-        "job.nodes: more than the pool may have: got 3",
+        "job.nodes: more than the pool's maximum: got 3",
         "pulumi config set --path gpu.nodes.max 3",
     ),
     ("aws", {"job.gpus_per_node": 16}, "job.gpus_per_node: more than a node has: got 16", "job.gpus_per_node 8"),
@@ -49,13 +49,13 @@ CASES = [
     (
         "aws",
         {"trainer.train.eval_batch_size": 24},
-        "trainer.train.eval_batch_size: 16 processes cannot share it equally: got 24",
+        "trainer.train.eval_batch_size: 16 processes (2 nodes x 8) cannot share it equally: got 24",
         "eval_batch_size 16",
     ),
-    ("aws", {"trainer.train.run": "mine"}, "trainer.train.run: decided by the cluster: got 'mine'", "job.run instead"),
-    ("aws", {"trainer.train.device": "cpu"}, "decided by the cluster", "config rm --path trainer.train.device"),
-    ("aws", {"trainer.metrics.progress": "bar"}, "decided by the cluster", "config rm --path trainer.metrics.progress"),
-    ("aws", {"trainer.checkpoint.uri": "s3://x"}, "decided by the cluster", "config rm --path trainer.checkpoint.uri"),
+    ("aws", {"trainer.train.run": "mine"}, "trainer.train.run: set by the cluster: got 'mine'", "job.run instead"),
+    ("aws", {"trainer.train.device": "cpu"}, "set by the cluster", "config rm --path trainer.train.device"),
+    ("aws", {"trainer.metrics.progress": "bar"}, "set by the cluster", "config rm --path trainer.metrics.progress"),
+    ("aws", {"trainer.checkpoint.uri": "s3://x"}, "set by the cluster", "config rm --path trainer.checkpoint.uri"),
     (
         "aws",
         {"trainer.train.colour": 1},
@@ -65,7 +65,12 @@ CASES = [
     ("aws", {"job.colour": 1}, "job.colour: unknown key: got 1", "dataset, egress, env"),
     ("aws", {"job.dataset.source": "/elsewhere"}, "not on the shared storage", "job.dataset.source bucket"),
     ("aws", {"job.dataset.source": "ftp://x"}, ": got 'ftp://x'", "job.dataset.source bucket"),
-    ("aws", {"job.dataset": {"source": "bucket", "preprocess": False}}, "nothing is left to do", "job.dataset.source"),
+    (
+        "aws",
+        {"job.dataset": {"source": "bucket", "preprocess": False}},
+        "the Job would do nothing",
+        "job.dataset.source",
+    ),
     (
         "local",
         {"trainer.data": {"source": "criteo", "path": "/criteo"}},
@@ -83,21 +88,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("stack", "overrides", "wrong", "fix"), CASES, ids=[case[2][:40] for case in CASES])
-def test_a_mistake_is_told_before_anything_is_registered(
-    stack: str, overrides: dict[str, Any], wrong: str, fix: str
+@pytest.mark.parametrize(("stack", "overrides", "problem", "fix"), CASES, ids=[case[2][:40] for case in CASES])
+def test_a_mistake_is_reported_before_any_resource_is_registered(
+    stack: str, overrides: dict[str, Any], problem: str, fix: str
 ) -> None:
     message = problems(stack, overrides)
-    assert wrong in message, message
+    assert problem in message, message
     assert fix in message, message
 
 
-def test_all_mistakes_come_in_one_message() -> None:
+def test_all_mistakes_are_in_one_message() -> None:
     message = problems("local", {"job.run": "A", "trainer.train.batch_size": 1001, "gpu.nodes.min": 9})
     assert message.startswith("stack 'local': 3 settings to fix")
 
 
-def test_a_mistake_between_the_trainers_own_keys_is_told_with_its_section() -> None:
+def test_a_mistake_between_keys_of_the_trainer_names_its_section() -> None:
     message = problems("local", {"trainer.model": {"embedding_dim": 32}})
     assert "trainer.model" in message
     assert "dense_arch" in message
@@ -105,15 +110,15 @@ def test_a_mistake_between_the_trainers_own_keys_is_told_with_its_section() -> N
     assert "Undefined" not in message
 
 
-def test_every_key_that_the_cluster_decides_is_refused_from_a_person() -> None:
-    """Set and then overwritten, it would be skipped in silence."""
-    decided = facts("local").config.model_dump(exclude_defaults=True)
-    assert decided, "the cluster decides nothing"
-    keys = {f"{section}.{key}" for section, values in decided.items() for key in values}
-    assert keys <= set(checks._DECIDED), "told to nobody"
+def test_every_key_that_the_cluster_sets_is_refused_in_a_stacks_file() -> None:
+    """The cluster would overwrite it silently."""
+    overwritten = facts("local").config.model_dump(exclude_defaults=True)
+    assert overwritten, "the cluster sets nothing"
+    keys = {f"{section}.{key}" for section, values in overwritten.items() for key in values}
+    assert keys <= set(checks._SET_BY_CLUSTER), "a key would be ignored silently"
 
 
-def test_a_batch_of_each_process_need_not_be_shared() -> None:
+def test_a_batch_size_per_process_need_not_be_divisible() -> None:
     own = {"trainer.train.batch_size_is": "per_process", "trainer.train.batch_size": 1001}
     assert run_stack("local", own).error is None
 

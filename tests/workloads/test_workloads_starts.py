@@ -1,4 +1,4 @@
-"""What the manifests say, run for real: the settings of the ConfigMap and the arguments of the containers train."""
+"""The manifests as real processes: the ConfigMap's settings and the containers' arguments start a training."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from loopback import free_port
 from workload_facts import EVERYTHING, ROOT, facts, operators_variables, with_settings
 
 from workloads.facts import Facts
-from workloads.manifests import manifests
+from workloads.manifests import build_manifests
 from workloads.objects.pod import CONFIG_DIR
 
 _LIMIT_SECONDS = 240
 
 
-def small(folder: Path, launcher: str) -> Facts:
-    """A job of two pods that is over in seconds and keeps everything below `folder`."""
+def small_job(folder: Path, launcher: str) -> Facts:
+    """Return a job of two pods that ends in seconds and writes below `folder` only."""
     here = facts("local", {"launcher": launcher})
     config = with_settings(
         here.config,
@@ -40,6 +40,7 @@ def small(folder: Path, launcher: str) -> Facts:
 
 
 def container_of(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the trainer's container of a launcher's objects."""
     spec = found.get("job-trainingruntime", found["job"])["spec"]
     if "pytorchReplicaSpecs" in spec:
         template = spec["pytorchReplicaSpecs"]["Worker"]["template"]
@@ -52,8 +53,8 @@ def container_of(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def pods(found: dict[str, Any], launcher: str, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """The two containers as processes of this machine: their arguments, their environment, their settings."""
+def start_pods(found: dict[str, Any], launcher: str, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start the two containers as processes with their arguments, environment and settings."""
     container, port = container_of(found), free_port()
     (folder / "etc").mkdir()
     for name, text in found["config"]["data"].items():
@@ -85,24 +86,24 @@ def pods(found: dict[str, Any], launcher: str, folder: Path) -> Iterator[list[su
 
 
 @pytest.mark.parametrize("launcher", ["job", "pytorchjob", "trainjob"])
-def test_the_pods_of_a_launcher_meet_and_train_with_the_settings_of_the_config_map(
+def test_the_pods_of_a_launcher_train_together_with_the_settings_of_the_config_map(
     launcher: str, tmp_path: Path
 ) -> None:
-    here = small(tmp_path, launcher)
-    with pods(manifests(here), launcher, tmp_path) as started:
+    here = small_job(tmp_path, launcher)
+    with start_pods(build_manifests(here), launcher, tmp_path) as started:
         outcomes = [process.communicate(timeout=_LIMIT_SECONDS) for process in started]
     assert [process.returncode for process in started] == [0, 0], outcomes
     lines = [line for out, err in outcomes for line in (out + err).splitlines() if line.startswith("{")]
     results = [event for line in lines if (event := json.loads(line)).get("event") == "result"]
     assert len(results) == 1, "the processes of both pods are one job"
-    assert list((tmp_path / "checkpoints" / "default").rglob("COMPLETE.json")), "where the cluster said"
-    assert list((tmp_path / "runs").rglob("events.out.tfevents.*")), "what TensorBoard reads"
+    assert list((tmp_path / "checkpoints" / "default").rglob("COMPLETE.json")), "the folder that the cluster sets"
+    assert list((tmp_path / "runs").rglob("events.out.tfevents.*")), "the folder that TensorBoard reads"
 
 
 @pytest.mark.parametrize("step", ["fetch", "preprocess", "netcheck"])
-def test_the_companions_arguments_are_those_of_the_trainers_commands(step: str, tmp_path: Path) -> None:
-    """Each command takes its options and stops at the first thing that is not there, not at an option."""
-    found = manifests(facts("gcp", EVERYTHING))
+def test_the_companions_arguments_are_valid_for_the_trainers_commands(step: str, tmp_path: Path) -> None:
+    """Each command accepts its options and then fails because its data or its peers are missing."""
+    found = build_manifests(facts("gcp", EVERYTHING))
     spec = found["netcheck" if step == "netcheck" else "dataset"]["spec"]["template"]["spec"]
     (container,) = (item for item in [*spec["containers"], *spec.get("initContainers", [])] if step in item["args"])
     args = container["args"][container["args"].index(step) :]

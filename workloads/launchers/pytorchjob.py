@@ -31,7 +31,5 @@ def build(facts: Facts, config_map: str) -> JobObjects:
     name = hashed_name(facts.job.run, spec)
     labels |= queue_labels(facts)
     body = {"spec": spec}
-    job = build_manifest(
-        facts, "kubeflow.org/v1", "PyTorchJob", name, body, labels=labels, annotations=NO_WAIT
-    )
+    job = build_manifest(facts, "kubeflow.org/v1", "PyTorchJob", name, body, labels=labels, annotations=NO_WAIT)
     return JobObjects(job)

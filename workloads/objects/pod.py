@@ -76,7 +76,7 @@ def helper_pod(
 ) -> Manifest:
     """Return the template of a pod without GPUs, with the same user, identity, storage and restrictions.
 
-    Each container needs a name, args and resources. The containers in `first` run one after the other before the others.
+    Each container needs a name, args and resources. The containers in `first` run before them, one by one.
     """
     mounts = [*_scratch_mounts(), *_storage_mounts(facts, writable=not read_only)]
 

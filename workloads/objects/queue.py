@@ -10,7 +10,7 @@ _API = "kueue.x-k8s.io/v1beta2"
 
 
 def build(facts: Facts) -> list[Manifest]:
-    """Return flavor, cluster queue and local queue; the first two have no namespace, so their names contain the stack."""
+    """Return flavor, cluster queue and local queue; the first two have no namespace and are named after the stack."""
     shared = f"{facts.stack}-training"
     flavor = {
         "nodeLabels": dict(facts.pool.node_selector),

@@ -49,7 +49,7 @@ def _explain_failure(program: str, stack: str, stderr: str) -> str:
     reason = one_line(stderr.replace("error: ", "")) or "no reason printed"
     if "no stack named" in stderr or "not found" in stderr:
         return f"unknown stack: got {stack!r}; allowed: {_stack_names(program)}. Fix: pulumi stack init {stack}"
-    if any(word in stderr for word in ("PULUMI_ACCESS_TOKEN", "login", "logged in")) or "unauthorized" in stderr.lower():
+    if any(word in stderr.lower() for word in ("pulumi_access_token", "login", "logged in", "unauthorized")):
         return f"`pulumi` is not logged in ({reason}). Fix: pulumi login"
     if "passphrase" in stderr:
         return (

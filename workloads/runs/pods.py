@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from infra.kube_api import Object
 from workloads.runs.diagnosis import NodeCapacity, explain_pod
 
-#: Labels that name the job of a pod, one for each kind. A JobSet's Jobs carry their own label too, so its label is first.
+#: Labels that name the job of a pod, one for each kind. Pods of a JobSet also have the label of a Job, so that is last.
 _OWNER_LABELS = ("jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 

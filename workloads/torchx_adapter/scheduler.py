@@ -135,7 +135,7 @@ class IndexedJobScheduler(Scheduler[Mapping[str, Any]]):
     ) -> Iterable[str]:
         """Return the lines of the newest pod of index `k`."""
         if streams not in (None, Stream.COMBINED) or until is not None:
-            message = f"Kubernetes cannot split a container's streams or end its log at a time: got {streams=}, {until=}"
+            message = f"Kubernetes splits no streams and ends no log at a time: got {streams=}, {until=}"
             raise ValueError(f"{message}. Fix: leave both options out")
         stack, namespace, name = _parse_app_id(app_id)
         api = self._api(stack)
