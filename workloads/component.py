@@ -10,19 +10,19 @@ import pulumi
 from infra.contract import Cluster
 from trainer.config import TrainConfig
 from trainer.config.run_paths import checkpoints_uri
-from workloads import manifests as m
 from workloads.facts import Facts, draft_facts, resolve_facts
 from workloads.image import trainer_image
 from workloads.launchers import torchx
+from workloads.manifests import ACCOUNT, CONFIG, DATASET, JOB, NETCHECK, NETWORK_POLICY, QUOTA, build_manifests
 from workloads.objects.manifest import Manifest
 from workloads.settings import JobSettings
 
 #: Warnings about a launcher.
 _WARNINGS = {"trainjob": "an alpha API that may still change, and not elastic yet; pytorchjob is stable and elastic"}
 #: A changed Job is a new Job. The old one is deleted first, as two must not write the checkpoints of one run.
-_DELETED_BEFORE_REPLACE = {m.DATASET, m.NETCHECK, m.JOB}
+_DELETED_BEFORE_REPLACE = {DATASET, NETCHECK, JOB}
 #: Objects that every pod needs.
-_CREATED_FIRST = {m.ACCOUNT, m.QUOTA, m.NETWORK_POLICY, m.CONFIG}
+_CREATED_FIRST = {ACCOUNT, QUOTA, NETWORK_POLICY, CONFIG}
 
 
 class TrainingJob(pulumi.ComponentResource):
@@ -51,14 +51,14 @@ class TrainingJob(pulumi.ComponentResource):
         self._after = [*after, *cluster.before_workloads]
         image = trainer_image(f"{name}-image", cluster, job, pulumi.ResourceOptions(parent=self))
         self.facts = resolve_facts(cluster, image, job, trainer, queued=queued, monitored=monitored)
-        manifests = self.facts.apply(m.build_manifests)
-        drafts = m.build_manifests(draft_facts(cluster, job, trainer, queued=queued, monitored=monitored))
+        manifests = self.facts.apply(build_manifests)
+        drafts = build_manifests(draft_facts(cluster, job, trainer, queued=queued, monitored=monitored))
         self._register(drafts, manifests)
         self.job = self.facts.apply(lambda facts: manifests.apply(lambda built: _summary(facts, built)))
         self.register_outputs({"job": self.job})
 
     def _register(self, drafts: Mapping[str, Manifest], manifests: pulumi.Output[dict[str, Manifest]]) -> None:
-        """Register every object; `drafts` have the same kinds and fields as `manifests`, known before any value is."""
+        """Register every object; `drafts` have the kinds and fields of `manifests`, and do not depend on the cloud."""
         registered: dict[str, pulumi.Resource] = {}
         for key, draft in drafts.items():
             manifest = manifests[key]
@@ -104,30 +104,30 @@ def _dependencies(key: str, job: JobSettings) -> list[str]:
     if key in _CREATED_FIRST:
         return []
     if key not in _DELETED_BEFORE_REPLACE:
-        return [m.ACCOUNT]
+        return [ACCOUNT]
     queue = ["queue-resourceflavor", "queue-clusterqueue", "queue-localqueue"]
     dependencies = [*sorted(_CREATED_FIRST), *queue]
-    if key == m.NETCHECK:
+    if key == NETCHECK:
         return [*dependencies, "netcheck-service"]
-    if key == m.JOB:
+    if key == JOB:
         dependencies += ["job-service", "job-trainingruntime", "budget"]
-        dependencies += [m.NETCHECK] if job.netcheck.gate else []
-        dependencies += [m.DATASET] if job.dataset.wait else []
+        dependencies += [NETCHECK] if job.netcheck.gate else []
+        dependencies += [DATASET] if job.dataset.wait else []
     return dependencies
 
 
 def _timeouts(key: str, job: JobSettings) -> pulumi.CustomTimeouts | None:
     """Return how long Pulumi waits for a Job that must succeed; None for the provider's default of ten minutes."""
-    if key == m.DATASET:
+    if key == DATASET:
         return pulumi.CustomTimeouts(create=f"{round(job.dataset.timeout_hours * 60)}m")
-    if key == m.NETCHECK:
+    if key == NETCHECK:
         return pulumi.CustomTimeouts(create=f"{job.netcheck.timeout_minutes}m")
     return None
 
 
 def _summary(facts: Facts, manifests: Mapping[str, Manifest]) -> Mapping[str, object]:
     """Return the stack's output `job`, with which `python -m workloads` finds the job."""
-    job = manifests.get(m.JOB)
+    job = manifests.get(JOB)
     summary: dict[str, object] = {
         "run": facts.job.run,
         "launcher": facts.job.launcher,
@@ -139,5 +139,5 @@ def _summary(facts: Facts, manifests: Mapping[str, Manifest]) -> Mapping[str, ob
         "checkpoints": checkpoints_uri(facts.checkpoint_uri, facts.job.run),
     }
     if job is None:
-        summary["torchx"] = torchx.job_manifest(facts, manifests[m.CONFIG]["metadata"]["name"])
+        summary["torchx"] = torchx.job_manifest(facts, manifests[CONFIG]["metadata"]["name"])
     return summary
