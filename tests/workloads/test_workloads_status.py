@@ -403,25 +403,26 @@ def test_an_unknown_context_is_refused_with_the_allowed_ones(
 
 @pytest.fixture
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Path]:
-    """A `pulumi` on PATH that prints a text and ends with a code; `stack ls` knows two stacks."""
+    """Return a function that puts a fake `pulumi` on PATH, with an output and an exit code."""
 
-    def put(says: str, code: int = 0) -> Path:
-        (tmp_path / "says").write_text(says)
+    def put(output: str, code: int = 0) -> Path:
+        (tmp_path / "output").write_text(output)
         program = tmp_path / "pulumi"
         stream = ">&2 " if code else ""
         program.write_text(
-            f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n'
+            f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n'
             '[ "$2" = ls ] && echo \'[{"name":"aws"},{"name":"lab"}]\' && exit 0\n'
-            f"{stream}cat {tmp_path}/says\nexit {code}\n"
+            f"{stream}cat {tmp_path}/output\nexit {code}\n"
         )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        return tmp_path / "asked"
+        return tmp_path / "calls"
 
     return put
 
 
 def outputs(cluster: FakeCluster, **job_output: object) -> str:
+    """Return the outputs of a stack whose run is on the cluster."""
     summary = {
         "run": "criteo", "launcher": "job", "namespace": NAMESPACE, "nodes": 2, "kind": "Job", "name": NAME,
         "image": "trainer:dev", "checkpoints": "file:///data/criteo/checkpoints",
@@ -439,7 +440,7 @@ def test_the_run_of_a_stack_is_found_through_its_outputs(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    asked = pulumi(outputs(cluster))
+    calls = pulumi(outputs(cluster))
     job(cluster)
     pod(cluster, 0)
     pod(cluster, 1)
@@ -447,7 +448,7 @@ def test_the_run_of_a_stack_is_found_through_its_outputs(
     shown = capsys.readouterr().out
     assert "running" in shown
     assert "file:///data/criteo/checkpoints" in shown
-    assert "stack output --json --show-secrets --stack lab" in asked.read_text()
+    assert "stack output --json --show-secrets --stack lab" in calls.read_text()
     assert not any(TOKEN in path.read_text() for path in temporary.rglob("*") if path.is_file()), (
         "the kubeconfig is not written to disk"
     )
