@@ -1,4 +1,4 @@
-"""What `docker run IMAGE ...` starts: the image's entry point, with stand-ins for the programs it may start."""
+"""The image's entry point, run with fake programs on PATH."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ ENTRYPOINT = Path(__file__).parent.parent / "trainer" / "entrypoint.sh"
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A folder of programs that print what they were called with."""
+    """Write programs that print their arguments, and return their folder."""
     for name in ("python", "torchrun"):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\nexit 3\n')
         (tmp_path / name).chmod(0o755)
@@ -19,27 +19,27 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "started"),
+    ("arguments", "command"),
     [
         ([], "python -m trainer"),
         (["--train.steps", "5"], "python -m trainer --train.steps 5"),
         (["train", "--train.run", "a b"], "python -m trainer train --train.run a b"),
-        # A builtin of the shell, but a command of the trainer.
+        # `export` is a shell builtin and a trainer command.
         (["export", "--out", "model"], "python -m trainer export --out model"),
         (["torchrun", "--standalone", "-m", "trainer"], "torchrun --standalone -m trainer"),
         (["python", "-m", "trainer", "config"], "python -m trainer config"),
     ],
     ids=["nothing", "options", "a command", "export", "torchrun", "python"],
 )
-def test_the_image_takes_trainer_commands_and_programs(programs: Path, arguments: list[str], started: str) -> None:
+def test_the_image_accepts_trainer_commands_and_programs(programs: Path, arguments: list[str], command: str) -> None:
     environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
-    shown = subprocess.run(
+    result = subprocess.run(
         [ENTRYPOINT, *arguments], cwd=programs, env=environment, capture_output=True, text=True, check=False
     )
-    assert shown.stdout.strip() == started, shown.stderr
-    assert shown.returncode == 3, "the exit code of what was started must be the container's"
+    assert result.stdout.strip() == command, result.stderr
+    assert result.returncode == 3, "the container must have the exit code of its program"
 
 
-def test_a_path_to_a_program_is_run(programs: Path) -> None:
-    shown = subprocess.run([ENTRYPOINT, programs / "torchrun", "x"], capture_output=True, text=True, check=False)
-    assert shown.stdout.strip() == "torchrun x", shown.stderr
+def test_a_path_to_a_program_is_executed(programs: Path) -> None:
+    result = subprocess.run([ENTRYPOINT, programs / "torchrun", "x"], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "torchrun x", result.stderr

@@ -1,4 +1,4 @@
-"""A fourth cloud in a folder of its own, as someone outside this project would write it."""
+"""The folder of a fourth cloud, as a user of this project would write it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ import pulumi
 
 ASKS = True
 LOGIN = "fourth login"
-REFUSED = ("fourth says no",)
+REFUSED = ("fourth denies access",)
 
 
 def account(settings):
@@ -109,7 +109,7 @@ fabric = "TCP"
 on_demand_usd_per_hour = 10.0
 spot_usd_per_hour = 4.0
 as_of = "2026-11-21"
-source = "made up"
+source = "example"
 """
 
 

@@ -1,4 +1,4 @@
-"""The catalog of instance types, the table of charts, and their two commands."""
+"""The catalog of instance types, the pinned charts, and the commands that print them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provider_mocks.recording import ROOT
 from infra import catalog
 from infra.addons import charts
 
-GUIDES = {
+GUIDE_TYPES = {
     "p4d.24xlarge",
     "p4de.24xlarge",
     "p5.48xlarge",
@@ -27,17 +27,18 @@ GUIDES = {
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m infra`."""
     command = [sys.executable, "-m", "infra", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_all_nine_types_of_the_guides_are_there_with_eight_gpus_and_a_price() -> None:
+def test_all_nine_types_of_the_guides_have_eight_gpus_and_a_price() -> None:
     rows = {row.name: row for row in catalog.instances()}
-    assert set(rows) >= GUIDES
-    assert all(rows[name].num_gpus == 8 and rows[name].on_demand_usd_per_hour for name in GUIDES)
+    assert set(rows) >= GUIDE_TYPES
+    assert all(rows[name].num_gpus == 8 and rows[name].on_demand_usd_per_hour for name in GUIDE_TYPES)
 
 
-def test_every_cloud_has_a_type_for_a_cheap_trial() -> None:
+def test_every_cloud_has_a_type_below_two_usd_per_hour() -> None:
     for cloud in {row.cloud for row in catalog.instances()}:
         cheap = [row for row in catalog.instances(cloud) if (row.on_demand_usd_per_hour or 99) < 2]
         assert cheap, cloud
@@ -61,17 +62,17 @@ def test_every_price_has_a_date_and_a_source_and_spot_is_below_on_demand() -> No
         ("Standard_ND96asr_v4", "num_network_cards", 8),
     ],
 )
-def test_numbers_that_older_guides_get_wrong_are_right(name: str, fact: str, value: float) -> None:
+def test_facts_that_other_sources_report_differently_are_correct(name: str, fact: str, value: float) -> None:
     row = next(row for row in catalog.instances() if row.name == name)
     assert getattr(row, fact) == value
 
 
-def test_an_unknown_type_is_refused_with_the_legal_list() -> None:
+def test_an_unknown_type_is_an_error_with_the_allowed_types() -> None:
     with pytest.raises(ValueError, match=r"p4d\.24xlarge, p4de\.24xlarge"):
         catalog.instance("aws", "a2-highgpu-8g")
 
 
-def test_the_command_prints_one_line_for_each_type() -> None:
+def test_instances_prints_one_line_per_type() -> None:
     run = _run("instances")
     assert run.returncode == 0
     lines = run.stdout.splitlines()
@@ -79,7 +80,7 @@ def test_the_command_prints_one_line_for_each_type() -> None:
     assert len(lines) == 1 + len(catalog.instances())
 
 
-def test_the_command_prints_json_for_scripts() -> None:
+def test_instances_prints_json() -> None:
     rows = json.loads(_run("instances", "--cloud", "gcp", "--json").stdout)
     assert {row["cloud"] for row in rows} == {"gcp"}
 
@@ -90,7 +91,7 @@ def test_an_unknown_cloud_is_an_error_that_lists_the_clouds() -> None:
     assert "aws, azure, gcp" in run.stderr
 
 
-def test_every_chart_is_pinned_to_one_version_and_says_how_to_look_for_a_newer_one() -> None:
+def test_every_chart_has_one_pinned_version_and_a_command_that_checks_for_a_newer_one() -> None:
     for row in charts.table().values():
         assert re.fullmatch(r"v?\d+\.\d+\.\d+", row.version), row
         assert row.check
@@ -98,7 +99,7 @@ def test_every_chart_is_pinned_to_one_version_and_says_how_to_look_for_a_newer_o
     assert all(row in _run("charts").stdout for row in charts.table())
 
 
-def test_a_kustomization_is_pinned_by_commit_since_tags_move() -> None:
+def test_a_kustomization_is_pinned_by_commit_because_tags_can_move() -> None:
     rows = [row for row in charts.table().values() if row.kind == "kustomize"]
     assert rows
     assert all(re.search(r"\?ref=[0-9a-f]{40}$", row.reference) for row in rows)

@@ -1,4 +1,4 @@
-"""What every cloud promises, whoever wrote it: parametrised over the folders found, with no list to edit."""
+"""The contract test: it runs for every cloud's folder, without a list to edit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKET_URI = re.compile(r"^(s3|abfs|gs|file)://.+")
 
 @dataclass
 class Provisioned:
-    """One cloud's cluster: the contract with its outputs resolved, and what was registered for it."""
+    """One cloud's cluster, its settings and everything registered for it."""
 
     cluster: Cluster
     settings: StackSettings
@@ -32,7 +32,7 @@ class Provisioned:
 
 
 def _config(cloud: str) -> Mapping[str, str]:
-    """The repository's own stack of that cloud, or nothing but the required keys for one from elsewhere."""
+    """Return the repository's stack of a cloud, or only the required keys for a cloud from another repository."""
     if (ROOT / f"Pulumi.{cloud}.yaml").exists():
         return stack_config(cloud)
     return {f"{PROJECT}:cloud": cloud, f"{PROJECT}:tags": '{"owner": "me", "cost_centre": "tests"}'}
@@ -40,49 +40,51 @@ def _config(cloud: str) -> Mapping[str, str]:
 
 @cache
 def _provision(cloud: str) -> Provisioned:
-    made: list[tuple[Cluster, StackSettings]] = []
+    """Provision a cloud's cluster once."""
+    created: list[tuple[Cluster, StackSettings]] = []
 
     def program() -> None:
+        """Create the cluster and export what the tests read."""
         configured = stack.load(sections=SECTIONS)
         cluster = configured.cloud.provision("contract", configured.settings)
         for name in ("name", "kubeconfig", "bucket_uri", "checkpoint_uri"):
             pulumi.export(name, getattr(cluster, name))
         pulumi.export("repository", cluster.registry.repository)
         pulumi.export("annotations", dict(cluster.identity.annotations))
-        made.append((cluster, configured.settings))
+        created.append((cluster, configured.settings))
 
     recording = record(program, _config(cloud), cloud)
     if recording.error:
         raise recording.error
-    return Provisioned(*made[0], recording)
+    return Provisioned(*created[0], recording)
 
 
 @pytest.fixture(params=CLOUDS)
 def provisioned(request: pytest.FixtureRequest, kubeconfig: Path) -> Provisioned:
-    """Each cloud found, provisioned once."""
+    """Return each cloud, provisioned once."""
     return _provision(request.param)
 
 
 def test_the_kubeconfig_is_a_secret(provisioned: Provisioned) -> None:
     assert "kubeconfig" in provisioned.recording.secret_exports, (
-        "a kubeconfig in clear text would land in the state file"
+        "the state file would contain the kubeconfig in plain text"
     )
 
 
 def test_the_kubernetes_provider_is_a_child_of_the_cluster(provisioned: Provisioned) -> None:
     provider = provisioned.recording.one("pulumi:providers:kubernetes")
-    assert provider.parent_name, "a provider beside its cluster is deleted before the objects that it must delete"
+    assert provider.parent_name, "as a sibling, the provider would be deleted before the objects that it deletes"
 
 
-def test_every_kubernetes_object_goes_through_the_clusters_own_provider(provisioned: Provisioned) -> None:
+def test_every_kubernetes_object_uses_the_clusters_own_provider(provisioned: Provisioned) -> None:
     provider = provisioned.recording.one("pulumi:providers:kubernetes").urn
     objects = [item for item in provisioned.recording.registrations if item.type.startswith("kubernetes:")]
     assert objects, "the namespace and the claim at least"
     stray = {item.name: item.provider for item in objects if item.provider != provider}
-    assert not stray, "an object without the provider would go to whatever kubectl points at"
+    assert not stray, "an object without the provider would be created in kubectl's current cluster"
 
 
-def test_the_namespace_admits_what_the_fabric_needs_and_no_more(provisioned: Provisioned) -> None:
+def test_the_namespace_enforces_the_strictest_level_that_the_fabric_allows(provisioned: Provisioned) -> None:
     cluster = provisioned.cluster
     namespaces = provisioned.recording.of_type("kubernetes:core/v1:Namespace")
     labels = {item.inputs["metadata"]["name"]: item.inputs["metadata"]["labels"] for item in namespaces}
@@ -90,7 +92,7 @@ def test_the_namespace_admits_what_the_fabric_needs_and_no_more(provisioned: Pro
     assert enforced == cluster.fabric.pod_security
 
 
-def test_the_claim_exists_in_the_namespace_with_the_size_stated(provisioned: Provisioned) -> None:
+def test_the_claim_is_in_the_namespace_and_has_the_configured_size(provisioned: Provisioned) -> None:
     cluster = provisioned.cluster
     claims = provisioned.recording.of_type("kubernetes:core/v1:PersistentVolumeClaim")
     found = {item.inputs["metadata"]["name"]: item.inputs for item in claims}
@@ -101,12 +103,12 @@ def test_the_claim_exists_in_the_namespace_with_the_size_stated(provisioned: Pro
     assert cluster.storage.mount_path.startswith("/")
 
 
-def test_the_pool_has_the_nodes_that_were_asked_for(provisioned: Provisioned) -> None:
+def test_the_pool_has_the_configured_numbers_of_nodes(provisioned: Provisioned) -> None:
     pool, nodes = provisioned.cluster.gpu, provisioned.settings.gpu.nodes
     assert (pool.num_nodes_min, pool.num_nodes_desired, pool.num_nodes_max) == (nodes.min, nodes.desired, nodes.max)
 
 
-def test_a_pod_of_the_pool_takes_all_gpus_of_its_node(provisioned: Provisioned) -> None:
+def test_a_pod_uses_all_gpus_of_its_node(provisioned: Provisioned) -> None:
     pool = provisioned.cluster.gpu
     expected = str(pool.gpus_per_node) if pool.gpus_per_node else None
     assert pool.resource_limits.get("nvidia.com/gpu") == expected
@@ -122,34 +124,34 @@ def test_a_gpu_pool_is_labelled_and_its_taint_is_tolerated(provisioned: Provisio
     assert GPU_TAINT in pool.tolerations
 
 
-def test_spot_nodes_are_announced_as_interruptible(provisioned: Provisioned) -> None:
+def test_spot_nodes_are_marked_as_interruptible(provisioned: Provisioned) -> None:
     assert provisioned.cluster.gpu.interruptible == provisioned.settings.interruptible
 
 
-def test_every_chart_asked_for_is_in_the_pinned_table(provisioned: Provisioned) -> None:
+def test_every_requested_chart_is_in_the_pinned_table(provisioned: Provisioned) -> None:
     cluster = provisioned.cluster
-    asked = [request for request in (cluster.gpu.chart, cluster.fabric.chart, *cluster.charts) if request]
-    assert {request.key for request in asked} <= set(charts.table())
+    requested = [request for request in (cluster.gpu.chart, cluster.fabric.chart, *cluster.charts) if request]
+    assert {request.key for request in requested} <= set(charts.table())
 
 
-def test_checkpoints_lie_in_the_bucket(provisioned: Provisioned) -> None:
+def test_the_checkpoints_are_in_the_bucket(provisioned: Provisioned) -> None:
     exports = provisioned.recording.exports
     assert BUCKET_URI.match(exports["bucket_uri"]), exports["bucket_uri"]
     assert exports["checkpoint_uri"].startswith(exports["bucket_uri"].rstrip("/") + "/")
 
 
-def test_no_output_is_missing(provisioned: Provisioned) -> None:
+def test_every_output_has_a_value(provisioned: Provisioned) -> None:
     assert provisioned.recording.exports["name"]
     assert provisioned.recording.exports["kubeconfig"]
     assert all(provisioned.recording.exports["annotations"].values())
 
 
-def test_the_labels_name_project_stack_owner_and_cost_centre(provisioned: Provisioned) -> None:
+def test_the_labels_contain_project_stack_owner_and_cost_centre(provisioned: Provisioned) -> None:
     assert provisioned.cluster.labels == provisioned.settings.labels
     assert {"project", "stack", "owner", "cost-centre"} <= set(provisioned.cluster.labels)
 
 
-def test_a_job_waits_for_something_and_so_is_destroyed_before_it(provisioned: Provisioned) -> None:
+def test_a_job_is_created_after_its_cluster_and_destroyed_before_it(provisioned: Provisioned) -> None:
     assert provisioned.cluster.before_workloads, "the claim and the namespace at least"
 
 
@@ -161,6 +163,6 @@ def test_every_resource_belongs_to_a_component_of_this_project(provisioned: Prov
         assert not item.custom
 
 
-def test_a_logical_name_begins_with_its_parents(provisioned: Provisioned) -> None:
+def test_every_logical_name_begins_with_the_name_of_its_component(provisioned: Provisioned) -> None:
     names = {item.name for item in provisioned.recording.registrations if not item.name.startswith("contract")}
-    assert not names, "two stacks' components in one program would clash"
+    assert not names, "the names of two components in one program would collide"

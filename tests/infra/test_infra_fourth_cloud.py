@@ -1,4 +1,4 @@
-"""Adding a cloud is adding a folder: nothing else is edited, and the contract test judges it."""
+"""A new cloud needs only a folder, and the contract test covers it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import infra_fourth
 from provider_mocks.recording import ROOT
 
 
-def test_the_contract_test_covers_a_cloud_dropped_into_a_folder_and_finds_its_faults(tmp_path: Path) -> None:
+def test_the_contract_test_covers_clouds_in_other_folders_and_finds_their_mistakes(tmp_path: Path) -> None:
     infra_fourth.write(tmp_path, "fourth")
     infra_fourth.write(tmp_path, "careless", kubeconfig='pulumi.Output.from_input("{}")')
     command = [
@@ -33,4 +33,4 @@ def test_the_contract_test_covers_a_cloud_dropped_into_a_folder_and_finds_its_fa
     secret = [
         line for line in lines if "test_the_kubeconfig_is_a_secret[careless]" in line and line.startswith("FAILED")
     ]
-    assert secret, "a kubeconfig in clear text must fail the contract test"
+    assert secret, "a kubeconfig in plain text must fail the contract test"

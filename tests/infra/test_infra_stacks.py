@@ -1,4 +1,4 @@
-"""The real `__main__.py` run from each real `Pulumi.<stack>.yaml`."""
+"""The Pulumi program, run with each `Pulumi.<stack>.yaml` of the repository."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_a_stack_registers_exactly_the_resources_of_its_golden_list(name: str, s
     if os.environ.get("REWRITE_GOLDEN") == "1":
         path.write_text(found)
     assert path.read_text() == found, (
-        "logical names, types and parents make URNs: changing one replaces a resource that people depend on; "
-        "if that is wanted, run with REWRITE_GOLDEN=1 and read the difference in review"
+        "logical names, types and parents make URNs: changing one replaces a resource in use; "
+        "if that is intended, run with REWRITE_GOLDEN=1 and review the difference"
     )
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_output_of_the_issue_is_exported(name: str, stack: Callable[..., Recording]) -> None:
+def test_every_documented_output_is_exported(name: str, stack: Callable[..., Recording]) -> None:
     recording = stack(name)
     expected = {
         "account",
@@ -62,22 +62,22 @@ def test_no_custom_resource_lacks_a_provider_or_a_parent(name: str, stack: Calla
 @pytest.mark.parametrize("name", STACKS)
 def test_a_claim_keeps_its_request_when_its_volume_grows(name: str, stack: Callable[..., Recording]) -> None:
     claim = stack(name).one("kubernetes:core/v1:PersistentVolumeClaim")
-    assert claim.ignored == ("spec.resources",), "the API server resizes no claim on a volume that exists already"
+    assert claim.ignored == ("spec.resources",), "the API server cannot resize the claim of an existing volume"
 
 
-def test_a_stack_in_error_registers_nothing(stack: Callable[..., Recording]) -> None:
-    recording = stack("local", {"gpu.nodes.desired": 9, "kubeconfig.context": "gone"}, fails=True)
+def test_an_invalid_stack_registers_nothing(stack: Callable[..., Recording]) -> None:
+    recording = stack("local", {"gpu.nodes.desired": 9, "kubeconfig.context": "missing"}, fails=True)
     assert "gpu.nodes.desired" in str(recording.error)
     assert "kubeconfig.context" in str(recording.error), "all problems in one message"
     assert type(recording.error).__name__ == "RunError", "Pulumi shows a RunError without a stack trace"
     assert recording.registrations == []
 
 
-def test_a_broken_program_is_not_taken_for_an_empty_one(kubeconfig: Path) -> None:
+def test_an_error_in_the_program_is_recorded(kubeconfig: Path) -> None:
     assert run_stack("local", {"cloud": "nowhere"}).error is not None
 
 
-def test_pulumi_yaml_repeats_no_default_that_differs_from_the_settings() -> None:
+def test_the_defaults_of_pulumi_yaml_equal_those_of_the_settings() -> None:
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     classes: dict[str, type[BaseModel]] = {
         "job": JobSettings,
@@ -115,8 +115,8 @@ def test_only_the_chosen_clouds_folder_and_sdk_are_imported(name: str, kubeconfi
     assert not {"torch", "torchrec"} & modules
 
 
-def test_a_stack_runs_after_a_storage_client_has_left_its_loop_behind() -> None:
-    """What adlfs does to the calling thread: its current loop is one that runs in another."""
+def test_a_stack_runs_in_a_thread_whose_event_loop_runs_in_another_thread() -> None:
+    """Simulate adlfs, which leaves such a loop in the calling thread."""
     left = asyncio.new_event_loop()
     thread = threading.Thread(target=left.run_forever)
     thread.start()
