@@ -3,9 +3,11 @@
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -114,3 +116,17 @@ def test_lists_agree_on_the_packages_they_share(machine: dict[str, str]) -> None
 )
 def test_a_trainer_list_holds_one_build_of_fbgemm(name: str, other: str) -> None:
     assert other not in {canonicalize_name(pin.name) for pin in requirements(name)}, "both builds own the same files"
+
+
+def test_pip_can_resolve_the_pulumi_programs_list() -> None:
+    """`pulumi install` runs pip without --no-deps, and pip refuses a list in which one package rejects another."""
+    pinned = pins("requirements.txt", dict(default_environment()))
+    conflicts = []
+    for package in pinned:
+        for text in metadata.requires(package) or ():
+            needed = Requirement(text)
+            version = pinned.get(canonicalize_name(needed.name))
+            applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            if applies and (version is None or version not in needed.specifier):
+                conflicts.append(f"{package} requires {needed}: got {version}")
+    assert conflicts == []

@@ -1,0 +1,95 @@
+"""Draw what `make quickstart` prints: `python tests/quickstart_picture.py trainer/quickstart.svg`.
+
+The script runs the quickstart's training in a terminal of its own, keeps the last screen and saves it as SVG.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS, LINES = 110, 60
+COMMAND = ["-m", "trainer", "launch", "--nproc", "2", "train", "--train.run", "quickstart"]
+
+
+def record() -> pyte.Screen:
+    """Return the terminal's screen at the end of the run."""
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    with tempfile.TemporaryDirectory() as folder:
+        leader, follower = pty.openpty()
+        os.set_blocking(leader, True)
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": str(COLUMNS),
+            "LINES": str(LINES),
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+        }
+        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+        process = subprocess.Popen([sys.executable, *COMMAND], cwd=folder, env=environment, **streams)
+        os.close(follower)
+        while data := _read(leader):
+            stream.feed(data)
+        assert process.wait() == 0, "\n".join(screen.display).strip()
+    return screen
+
+
+def _read(leader: int) -> bytes:
+    """Return the next output, nothing after the last process has closed the terminal."""
+    try:
+        return os.read(leader, 65536)
+    except OSError:
+        return b""
+
+
+def to_lines(screen: pyte.Screen) -> list[Text]:
+    """Return the screen's lines with their colours, without the empty ones at the end."""
+    lines = []
+    for row in range(LINES):
+        line = Text(no_wrap=True)
+        for column in range(COLUMNS):
+            cell = screen.buffer[row][column]
+            line.append(cell.data, Style(color=_colour(cell.fg), bold=cell.bold))
+        line.rstrip()
+        lines.append(line)
+    while lines and not lines[-1].plain:
+        lines.pop()
+    return lines
+
+
+def _colour(name: str) -> str | None:
+    """Return rich's name of one of pyte's colours: a name such as `brown`, or six hexadecimal digits."""
+    if name == "default":
+        return None
+    named = {"brown": "yellow"}
+    return (
+        f"#{name}" if len(name) == 6 and all(digit in "0123456789abcdef" for digit in name) else named.get(name, name)
+    )
+
+
+def main() -> int:
+    """Run the quickstart and write the picture."""
+    target = Path(sys.argv[1])
+    lines = to_lines(record())
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    for line in [Text("$ make quickstart", style="bold"), *lines]:
+        console.print(line)
+    console.save_svg(str(target), title="torchrec-cloud")
+    sys.stdout.write(f"{target}: {len(lines)} lines\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
