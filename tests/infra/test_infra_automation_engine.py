@@ -291,9 +291,11 @@ def test_the_policy_pack_stops_a_preview_in_the_real_engine(project: Path) -> No
     assert shown.returncode == 0, shown.stderr
 
 
-def test_the_readmes_script_runs(project: Path, tmp_path: Path) -> None:
-    """Run the README's script in a copy of the repository whose program needs no cluster."""
-    (script,) = re.findall(r"```python\n(from infra\.automation.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_script_in_the_guide_runs(project: Path, tmp_path: Path) -> None:
+    """Run the script of infra/README.md in a copy of the repository whose program needs no cluster."""
+    (script,) = re.findall(
+        r"```python\n(from infra\.automation.*?)```", (ROOT / "infra" / "README.md").read_text(), re.DOTALL
+    )
     assert len(script.splitlines()) <= 15
     shutil.copytree(ROOT / "infra", project / "infra", ignore=shutil.ignore_patterns("__pycache__"))
     (project / "script.py").write_text(script)
