@@ -167,7 +167,7 @@ def test_spot_nodes_share_one_quota_for_all_families(context: Contexts) -> None:
         ({"location": "westus2"}, [], "problem", "is in westus2, the stack in eastus"),
         (None, [], "problem", "no reservation group gpus"),
     ],
-    ids=["enough", "too few of the size", "elsewhere", "gone"],
+    ids=["enough", "too few of the size", "elsewhere", "deleted"],
 )
 def test_a_reservation_needs_enough_machines_of_the_size(
     arm: Recorded, context: Contexts, group: object, held: list[tuple[str, int]], status: str, result: str

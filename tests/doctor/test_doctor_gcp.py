@@ -182,10 +182,10 @@ def test_missing_application_default_credentials_are_fixed_by_a_login(
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError
 
-    def nobody(scopes: object) -> None:
+    def no_credentials(scopes: object) -> None:
         raise DefaultCredentialsError("Your default credentials were not found.")
 
-    monkeypatch.setattr(google.auth, "default", nobody)
+    monkeypatch.setattr(google.auth, "default", no_credentials)
     (finding,) = findings(context("gcp"), "credentials")
     assert (finding.status, finding.fix) == ("problem", "gcloud auth application-default login")
 
