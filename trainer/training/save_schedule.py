@@ -79,7 +79,7 @@ class SaveSchedule:
     def should_start(self, step: int) -> bool:
         """Return whether to start a save after `step`; one that is due waits while another is pending."""
         every = self._checkpoint.every_steps
-        self._due |= bool(every) and step % every == 0 and step < self._total_steps
+        self._due |= bool(every) and step % every == 0
         if not self._due or self._saver.pending or step >= self._total_steps:
             return False
         self._due = False
