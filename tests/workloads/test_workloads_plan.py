@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from infra import catalog
 from workloads import plan
@@ -214,10 +215,9 @@ def test_defaults_of_pulumi_yaml_count(stacks: Path) -> None:
     defaults = "nodes: {desired: 2, max: 2}, "
     assert defaults in SMALL
     write(stacks, SMALL.replace(defaults, ""))
-    project = stacks / "Pulumi.yaml"
-    text = project.read_text()
-    assert text.count("nodes to start with.\n    default: 2\n") == 1
-    project.write_text(text.replace("nodes to start with.\n    default: 2\n", "nodes to start with.\n    default: 5\n"))
+    project = yaml.safe_load((stacks / "Pulumi.yaml").read_text())
+    project["config"]["gpu.nodes.desired"]["default"] = 5
+    (stacks / "Pulumi.yaml").write_text(yaml.safe_dump(project))
     assert plan.read_request(_arguments("--stack", "lab")).nodes == 5
     write(stacks, SMALL)
     assert plan.read_request(_arguments("--stack", "lab")).nodes == 2, "the stack's file overrides the default"
