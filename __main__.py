@@ -23,6 +23,8 @@ def main() -> None:
     configured = stack.load(sections=SECTIONS, further=[find_job_problems])
     job = configured.section("job", JobSettings)
     trainer = configured.section("trainer", TrainConfig)
+    if notice := checks.synthetic_data_notice(job, trainer):
+        pulumi.log.info(notice)
     if configured.settings.service:
         train_on_service(configured, job, trainer)
     else:

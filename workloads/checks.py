@@ -42,6 +42,17 @@ def problems(job: JobSettings, trainer: TrainConfig, settings: StackSettings) ->
     yield from _check_egress(job)
 
 
+def synthetic_data_notice(job: JobSettings, trainer: TrainConfig) -> str | None:
+    """Return the line that a run on synthetic data shows: a new stack trains on it until its data is configured."""
+    if trainer.data.source != "synthetic":
+        return None
+    samples = trainer.train.steps * trainer.train.batch_size if trainer.train.steps else trainer.data.train_samples
+    return (
+        f"run {job.run} trains on {samples:,} synthetic clicks, a trial. To train on your own data: "
+        "workloads/README.md#your-own-data-on-a-cluster-and-the-model-back"
+    )
+
+
 def _check_service(job: JobSettings, settings: StackSettings) -> Iterable[Problem]:
     """Yield a training service of another cloud, or the keys about pods that a service does not use."""
     if job.launcher not in SERVICES:

@@ -49,7 +49,7 @@ PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 
 
 def store() -> Path:
-    """containerd's root: its content, its snapshots and its databases."""
+    """Containerd's root: its content, its snapshots and its databases."""
     return node_build.cache() / "store"
 
 

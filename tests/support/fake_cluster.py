@@ -1,5 +1,6 @@
 """A Kubernetes API server on loopback, as far as the terminal's view asks: lists by label, objects, logs, the pod
-proxy, port-forwarding, merge patches, and the refusals (401, 403, 404, 409) in the words of the real one."""
+proxy, port-forwarding, merge patches, and the refusals (401, 403, 404, 409) in the words of the real one.
+"""
 
 from __future__ import annotations
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pulumi
 import pytest
-from workload_facts import ROOT, facts  # first: it makes the next import possible
-
-from provider_mocks.recording import run_stack, stack_config  # isort: skip
+from provider_mocks.recording import run_stack, stack_config
+from workload_facts import ROOT, facts
 
 from workloads import checks
-
-assert ROOT
 
 
 def problems(stack: str, overrides: dict[str, Any]) -> str:
@@ -133,3 +131,20 @@ def test_switching_the_launcher_is_one_line(kubeconfig: Path) -> None:
 def test_the_clouds_default_to_the_training_operator_and_local_to_a_plain_job() -> None:
     for stack, launcher in (("aws", "pytorchjob"), ("azure", "pytorchjob"), ("gcp", "pytorchjob"), ("local", "job")):
         assert f'"launcher": "{launcher}"' in stack_config(stack)["torchrec-cloud:job"]
+
+
+def test_a_run_on_synthetic_data_shows_so_with_the_guide_to_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", lines.append)
+    assert run_stack("aws", {"job.run": "first"}).error is None
+    assert any(line.startswith("run first trains on") and "synthetic clicks" in line for line in lines)
+    guide, _, anchor = next(line for line in lines if "synthetic" in line).rpartition(" ")[2].partition("#")
+    assert f"## {anchor.replace('-', ' ')}".lower() in (ROOT / guide).read_text().lower().replace(",", "")
+    lines.clear()
+    own = {
+        "data.source": "parquet",
+        "data.path": "/data/clicks",
+        "data.parquet": {"label": "y", "dense": ["age"], "sparse": ["user"]},
+    }
+    assert run_stack("aws", {f"trainer.{key}": value for key, value in own.items()}).error is None
+    assert not any("synthetic" in line for line in lines)

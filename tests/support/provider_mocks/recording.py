@@ -199,7 +199,8 @@ def _run(
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     """One for all stacks, since one that failed leaves tasks behind that the next waits for. Never the current one:
-    storage clients leave the loop of a thread of theirs behind as that."""
+    storage clients leave the loop of a thread of theirs behind as that.
+    """
     return asyncio.new_event_loop()
 
 

@@ -89,7 +89,8 @@ class Attempt:
 
     def wait(self, help_along: bool = True) -> list[int]:
         """Exit codes of all. As torchrun does, SIGTERM goes to the rest once one has failed; what hangs fails the
-        test."""
+        test.
+        """
         told, until = not help_along, time.monotonic() + _HANG_SECONDS
         while None in (codes := self.codes()):
             if not told and any(codes):

@@ -1,6 +1,7 @@
 """Run by every process of a job of 1 to 4: `save FOLDER` trains and saves under every plan as FOLDER/<world>-<plan>;
 `load FOLDER` loads what every world saved, each under another plan, and saves it again without a step, as
-FOLDER/<world>-<plan>-to-<world>-<plan>."""
+FOLDER/<world>-<plan>-to-<world>-<plan>.
+"""
 
 from __future__ import annotations
 
