@@ -75,7 +75,7 @@ def test_an_interrupted_build_caches_nothing_and_exits_with_130(tmp_path: Path, 
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert printed.splitlines()[-1] == "stopped; the same command goes on from what is compiled"
+    assert printed.splitlines()[-1] == "stopped; the same command continues from the compiled programs"
     assert cached(tmp_path) == ["lock"]
 
 

@@ -247,7 +247,7 @@ def main() -> int:
         say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; the same command goes on from what is compiled")
+        say("stopped; the same command continues from the compiled programs")
         return 130
     say(f"the control plane is in {cache()}")
     return 0
