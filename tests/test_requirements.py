@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -130,3 +131,11 @@ def test_pip_can_resolve_the_pulumi_programs_list() -> None:
             if applies and (version is None or version not in needed.specifier):
                 conflicts.append(f"{package} requires {needed}: got {version}")
     assert conflicts == []
+
+
+@pytest.mark.parametrize("file", ["Pulumi.yaml", "infra/policy/PulumiPolicy.yaml"])
+def test_the_engine_starts_programs_with_the_environment_of_this_project(file: str) -> None:
+    """Without `virtualenv`, the engine starts the first python3 on PATH, which has no pulumi package."""
+    options = yaml.safe_load((ROOT / file).read_text())["runtime"]["options"]
+    assert ((ROOT / file).parent / options["virtualenv"]).resolve() == (ROOT / ".venv").resolve()
+    assert options["toolchain"] == "pip", "another toolchain would not read requirements.txt"
