@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,10 +74,9 @@ def _colour(name: str) -> str | None:
     """Return rich's name of one of pyte's colours: a name such as `brown`, or six hexadecimal digits."""
     if name == "default":
         return None
-    named = {"brown": "yellow"}
-    return (
-        f"#{name}" if len(name) == 6 and all(digit in "0123456789abcdef" for digit in name) else named.get(name, name)
-    )
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    return re.sub("^bright", "bright_", name).replace("brown", "yellow")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What the guides say can be done: every command exists with its options, every link leads somewhere."""
+"""Tests of the guides: every command exists with its options, and every link has a target."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GUIDES = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "tests").glob("*.md")]
     + [path for part in ("infra", "trainer", "workloads") for path in (ROOT / part).rglob("*.md")]
 )
-#: Programs of others: whether their options are right is for their own documents.
+#: Programs of other projects; their options are not checked.
 FOREIGN = {
     *("aws", "az", "curl", "docker", "export", "gcloud", "git", "grep", "helm", "kubectl", "mkdir", "pip"),
     *("tensorboard", "torchrun"),
 }
-#: What this project has `pulumi` do.
+#: The commands of `pulumi` that this project documents.
 PULUMI = {
-    *("cancel", "config get", "config rm", "config set", "destroy", "login", "preview", "refresh", "up"),
+    *("cancel", "config get", "config rm", "config set", "destroy", "install", "login", "preview", "refresh", "up"),
     *("stack change-secrets-provider", "stack init", "stack ls", "stack output"),
 }
 _OPERATOR = {"&&", "||", "|", ";"}
@@ -40,7 +40,7 @@ _SECTIONS = ("job", "trainer")
 
 
 def fences(path: Path) -> Iterator[tuple[str, bool]]:
-    """Blocks of shell, and whether the comment `run: local` stands before them."""
+    """Yield each shell block, and whether the comment `run: local` precedes it."""
     marked = False
     for token in MarkdownIt().parse(path.read_text(encoding="utf-8")):
         if token.type == "html_block":
@@ -52,7 +52,7 @@ def fences(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def spans(path: Path) -> Iterator[str]:
-    """Commands in the middle of a sentence or a table."""
+    """Yield the commands inside sentences and tables."""
     for token in MarkdownIt().enable("table").parse(path.read_text(encoding="utf-8")):
         for child in token.children or ():
             if child.type == "code_inline" and _CODE.match(child.content):
@@ -60,11 +60,11 @@ def spans(path: Path) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a block: comments gone, lines that go on joined, parts of a pipe apart, `NAME=value` left out."""
+    """Yield the commands of a block, without comments and `NAME=value`; join continued lines and split pipes."""
     for line in text.replace("\\\n", " ").splitlines():
         words: list[str] = []
         for word in [*shlex.split(line, comments=True), ";"]:
-            # `...` stands for what is up to the reader.
+            # `...` is a placeholder for the reader's own text.
             part, ended = word.rstrip(";"), word in _OPERATOR or word.endswith(";")
             if part and part not in _OPERATOR and part != "...":
                 words.append(part)
@@ -76,7 +76,7 @@ def commands(text: str) -> Iterator[list[str]]:
                 words = []
 
 
-def every_command() -> list[Any]:
+def collect_commands() -> list[Any]:
     found = []
     for path in GUIDES:
         texts = [text for text, _ in fences(path)] + list(spans(path))
@@ -85,32 +85,36 @@ def every_command() -> list[Any]:
     return found
 
 
-EVERY = every_command()
+EVERY = collect_commands()
 
 
-def complaint(words: Sequence[str]) -> str | None:
-    """Why a command cannot be meant; None where it exists."""
+def find_error(words: Sequence[str]) -> str | None:
+    """Return why a command does not exist, or None if it does."""
     program, rest = Path(words[0]).name, list(words[1:])
     if program in ("python", "python3"):
-        return of_python(rest)
+        return check_python(rest)
     if program == "make":
-        return of_make(rest)
+        return check_make(rest)
     if program == "pulumi":
-        return of_pulumi(rest)
+        return check_pulumi(rest)
+    if program == "trainer":  # the console command of .venv
+        return check_trainer(rest)
+    if words[0] == ".":
+        return None if rest == [".venv/bin/activate"] else f"unknown script {rest}"
     if program == "torchrun":
-        return of_python(rest[rest.index("-m") :]) if "-m" in rest else None
+        return check_python(rest[rest.index("-m") :]) if "-m" in rest else None
     if program == "docker" and "trainer" in rest and rest[0] == "run":
         inner = rest[rest.index("trainer") + 1 :]
-        return complaint(inner) if inner[:1] == ["torchrun"] else of_trainer(inner)
-    return None if program in FOREIGN else f"nobody knows {program}"
+        return find_error(inner) if inner[:1] == ["torchrun"] else check_trainer(inner)
+    return None if program in FOREIGN else f"unknown program {program}"
 
 
-def of_python(rest: list[str]) -> str | None:
+def check_python(rest: list[str]) -> str | None:
     if rest[:1] != ["-m"]:
         return None if (ROOT / rest[0]).is_file() else f"no file {rest[0]}"
     module, rest = rest[1], rest[2:]
     if module == "trainer":
-        return of_trainer(rest)
+        return check_trainer(rest)
     if module == "workloads.launchers.torchx":
         return None if rest[:1] and rest[0] in ("run", "status") else "TorchX has run and status"
     if module == "infra.monitoring":
@@ -118,16 +122,16 @@ def of_python(rest: list[str]) -> str | None:
     if module not in ("infra", "workloads"):
         return f"no module {module}"
     entry = importlib.import_module(f"{module}.__main__")
-    return parsed(entry.parser() if module == "infra" else entry._parser(), rest)
+    return check_parser(entry.parser() if module == "infra" else entry._parser(), rest)
 
 
-def parsed(parser: argparse.ArgumentParser, rest: list[str]) -> str | None:
+def check_parser(parser: argparse.ArgumentParser, rest: list[str]) -> str | None:
     if not rest or rest in (["--help"], ["-h"]):
         return None
-    # `status|logs` names both.
+    # `status|logs` stands for both commands.
     for name in rest[0].split("|"):
         try:
-            # A sentence may leave out which stack.
+            # A sentence may leave out the stack.
             given = [] if "--stack" in rest else ["--stack", "aws"]
             _, unknown = parser.parse_known_args([name, *rest[1:], *(given if takes_stack(parser, name) else [])])
         except SystemExit as error:
@@ -140,13 +144,13 @@ def parsed(parser: argparse.ArgumentParser, rest: list[str]) -> str | None:
 
 
 def takes_stack(parser: argparse.ArgumentParser, name: str) -> bool:
-    """Whether there is such a command, and it is about a stack."""
+    """Return whether the command exists and has the option --stack."""
     actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return any("--stack" in action.choices[name]._option_string_actions for action in actions if name in action.choices)
 
 
-def of_trainer(rest: list[str]) -> str | None:
-    """The command, and every option that it is given: those of the tree, those of `launch`, those of its own."""
+def check_trainer(rest: list[str]) -> str | None:
+    """Check the command and its options: those of the settings, of `launch`, and its own."""
     from trainer.config import leaves
     from trainer.config.options import option_name
     from trainer.main import _OWN_OPTIONS, COMMANDS
@@ -158,18 +162,18 @@ def of_trainer(rest: list[str]) -> str | None:
     for name in names:
         if name not in COMMANDS:
             return f"the trainer has no command {name}"
-    legal = {f"--{option_name(path)}" for path in leaves()} | {"--config", "--help"}
+    allowed = {f"--{option_name(path)}" for path in leaves()} | {"--config", "--help"}
     for name in names:
-        legal |= set(re.findall(r"--[a-z-]+", COMMANDS[name].__doc__ or ""))
+        allowed |= set(re.findall(r"--[a-z-]+", COMMANDS[name].__doc__ or ""))
         if name in _OWN_OPTIONS:
-            legal |= set(importlib.import_module(_OWN_OPTIONS[name]).parser()._option_string_actions)
+            allowed |= set(importlib.import_module(_OWN_OPTIONS[name]).parser()._option_string_actions)
         if name == "bench":
-            legal |= {"--data", "--preprocess"}
-    unknown = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in legal]
+            allowed |= {"--data", "--preprocess"}
+    unknown = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in allowed]
     return f"no option {unknown[0]}" if unknown else None
 
 
-def of_make(rest: list[str]) -> str | None:
+def check_make(rest: list[str]) -> str | None:
     targets = set(re.findall(r"^([a-z-]+)(?=[ :a-z-]*:)", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= {
         f"install-{name}" for name in ("infra", "doctor", "test", "lint", "bootstrap", "trainer-cpu", "trainer-gpu")
@@ -178,19 +182,19 @@ def of_make(rest: list[str]) -> str | None:
     return f"no target {wrong[0]}" if wrong else None
 
 
-def of_pulumi(rest: list[str]) -> str | None:
+def check_pulumi(rest: list[str]) -> str | None:
     verb = " ".join(rest[:2]) if rest[:1] in (["stack"], ["config"]) else rest[0]
     if verb not in PULUMI:
-        return f"`pulumi {verb}` is none of this project's"
+        return f"`pulumi {verb}` is not a command that this project uses"
     keys = [word for word in rest[2:] if re.match(r"^(torchrec-cloud:)?[a-z_]+(\.[a-z_]+|\[|$)", word)]
     if rest[0] == "config" and "--path" in rest and keys:
         key = keys[0].removeprefix("torchrec-cloud:")
-        return None if any(has_key(model, key) for model in models(key)) else f"no key {key}"
+        return None if any(has_key(model, key) for model in settings_classes(key)) else f"no key {key}"
     return None
 
 
-def models(key: str) -> list[type[BaseModel]]:
-    """Where a key of a stack may be declared."""
+def settings_classes(key: str) -> list[type[BaseModel]]:
+    """Return the settings classes that may declare a stack's key."""
     from infra import clouds
     from trainer.config import TrainConfig
     from workloads.settings import JobSettings
@@ -215,8 +219,8 @@ def has_key(model: type[BaseModel], key: str) -> bool:
 
 
 @pytest.mark.parametrize("words", EVERY)
-def test_a_command_of_a_guide_exists_with_its_options(words: list[str]) -> None:
-    assert complaint(words) is None
+def test_a_command_in_a_guide_exists_with_its_options(words: list[str]) -> None:
+    assert find_error(words) is None
 
 
 @pytest.mark.parametrize(
@@ -238,14 +242,20 @@ def test_a_command_of_a_guide_exists_with_its_options(words: list[str]) -> None:
     ],
 )
 def test_a_command_that_does_not_exist_is_found(line: str) -> None:
-    assert [complaint(words) for words in commands(line)] != [None]
+    assert [find_error(words) for words in commands(line)] != [None]
 
 
-def test_the_guides_of_every_part_are_read() -> None:
+def test_the_guides_of_every_package_are_checked() -> None:
     names = {str(path.relative_to(ROOT)) for path in GUIDES}
     clouds = {f"infra/clouds/{path.name}/README.md" for path in (ROOT / "infra/clouds").iterdir() if path.is_dir()}
-    wanted = {"README.md", "infra/README.md", "workloads/README.md", "trainer/README.md", "infra/monitoring/README.md"}
-    assert names >= wanted | {name for name in clouds if "__pycache__" not in name}
+    expected = {
+        "README.md",
+        "infra/README.md",
+        "workloads/README.md",
+        "trainer/README.md",
+        "infra/monitoring/README.md",
+    }
+    assert names >= expected | {name for name in clouds if "__pycache__" not in name}
     assert len(EVERY) > 150
 
 
@@ -260,15 +270,15 @@ LOCAL = [
 
 
 @pytest.mark.parametrize("line", LOCAL)
-def test_a_command_that_is_marked_local_runs_here(line: str) -> None:
+def test_a_command_marked_local_succeeds(line: str) -> None:
     words = [sys.executable if word in ("python", ".venv/bin/python") else word for word in shlex.split(line)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TRAINER_")}
-    answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    assert answer.stdout
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout
 
 
-def test_some_commands_are_run() -> None:
+def test_some_commands_are_marked_local() -> None:
     assert len(LOCAL) >= 5
 
 
@@ -284,7 +294,7 @@ def links(path: Path) -> Iterator[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What GitHub makes of headings: small letters, no punctuation, hyphens for spaces, a number for the second."""
+    """Return GitHub's anchors of the headings: lower case, hyphens for spaces, a number after a repeated one."""
     found: list[str] = []
     tokens = MarkdownIt().parse(path.read_text(encoding="utf-8"))
     for opened, inline in pairwise(tokens):
@@ -296,8 +306,8 @@ def anchors(path: Path) -> set[str]:
     return set(found)
 
 
-def broken(path: Path, target: str) -> str | None:
-    """Why a link leads nowhere; None for one that does, or that leads out of the repository."""
+def find_broken(path: Path, target: str) -> str | None:
+    """Return why a link is broken; None if it works or leaves the repository."""
     if re.match(r"[a-z]+:", target):
         return None
     name, _, anchor = target.partition("#")
@@ -310,13 +320,13 @@ def broken(path: Path, target: str) -> str | None:
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_of_a_guide_leads_somewhere(path: Path) -> None:
-    assert [why for target in links(path) if (why := broken(path, target))] == []
+def test_every_link_in_a_guide_has_a_target(path: Path) -> None:
+    assert [why for target in links(path) if (why := find_broken(path, target))] == []
 
 
-def test_a_link_that_leads_nowhere_is_found() -> None:
+def test_a_broken_link_is_found() -> None:
     readme = ROOT / "README.md"
-    assert broken(readme, "no/such.md") == "no file no/such.md"
-    assert broken(readme, "infra/README.md#no-such") == "README.md has no heading #no-such"
-    assert broken(readme, "#two-commands") is None
-    assert broken(readme, "https://example.com/x") is None
+    assert find_broken(readme, "no/such.md") == "no file no/such.md"
+    assert find_broken(readme, "infra/README.md#no-such") == "README.md has no heading #no-such"
+    assert find_broken(readme, "#quickstart") is None
+    assert find_broken(readme, "https://example.com/x") is None
