@@ -17,7 +17,7 @@ from typing import Any
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 FAULTS_FOLDER = Path(__file__).resolve().parent
-_HANG_SECONDS = 90.0  # what is still there then hangs, on a machine of any speed that we use
+_HANG_SECONDS = 90.0  # a process that runs longer hangs, even on a slow machine
 
 
 def free_port() -> int:
@@ -88,8 +88,9 @@ class Attempt:
         os.kill(self.pids[rank], number)
 
     def wait(self, help_along: bool = True) -> list[int]:
-        """Exit codes of all. As torchrun does, SIGTERM goes to the rest once one has failed; what hangs fails the
-        test.
+        """Wait for all processes and return their exit codes; a process that hangs fails the test.
+
+        With `help_along`, SIGTERM is sent to the others once one has failed, as torchrun does.
         """
         told, until = not help_along, time.monotonic() + _HANG_SECONDS
         while None in (codes := self.codes()):
@@ -107,7 +108,7 @@ class Attempt:
         return [code for code in codes if code is not None]
 
     def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
-        """The first line of the log with that event and these fields."""
+        """Return the first event in the log with that name and these fields."""
         until = time.monotonic() + _HANG_SECONDS
         while time.monotonic() < until:
             for line in self.events():
@@ -118,21 +119,22 @@ class Attempt:
         raise AssertionError(f"no {event} {fields}:\n{self.log.read_text()[-6000:]}")
 
     def resumed_at(self) -> int | None:
-        """The step from which it went on."""
+        """Return the step from which the start resumed, None without a checkpoint."""
         return next((int(e["step"]) for e in self.events() if e["event"] == "resume"), None)
 
     def events(self) -> list[dict[str, Any]]:
+        """Return the events in the log so far."""
         return events_in(self.log.read_text()) if self.log.exists() else []
 
 
 def events_in(text: str) -> list[dict[str, Any]]:
-    """Whole JSON lines."""
+    """Return the events of complete JSON lines."""
     lines = [line for line in text.splitlines(keepends=True) if line.startswith("{") and line.endswith("}\n")]
     return [json.loads(line) for line in lines]
 
 
 def places(world: int) -> list[dict[str, str]]:
-    """The environment that torchrun gives each of `world` processes of a new job; none for one alone."""
+    """Return torchrun's variables for each of `world` processes of a new job, none for a single process."""
     if world == 1:
         return [{}]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -156,7 +158,7 @@ class Machines:
         env: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Attempt:
-        """`faults` by rank; `changes` with __ for dots."""
+        """Start the run with `faults` by rank and `changes` of options, with __ for dots."""
         self.starts += 1
         dotted = {"checkpoint.uri": str(self.folder), "train.run": "a", **self.changes}
         dotted |= {name.replace("__", "."): value for name, value in changes.items()}
@@ -168,7 +170,7 @@ class Machines:
         return Attempt(self.zygote, pids, log)
 
     def finished(self, world: int, **changes: Any) -> dict[str, Any]:
-        """Run to the end; the result event."""
+        """Run to the end and return the result event."""
         attempt = self.start(world, **changes)
         codes = attempt.wait()
         assert codes == [0] * world, f"{codes}\n{attempt.log.read_text()[-6000:]}"
@@ -176,5 +178,6 @@ class Machines:
 
 
 def result_of(attempt: Attempt) -> dict[str, Any]:
-    (found,) = (e for e in attempt.events() if e["event"] == "result")
-    return found
+    """Return the result event of a start."""
+    (result,) = (e for e in attempt.events() if e["event"] == "result")
+    return result

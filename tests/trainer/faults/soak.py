@@ -1,7 +1,7 @@
-"""`make soak`: a hundred kills of runs of one to four processes, and a table of what they cost.
+"""`make soak`: a hundred kills of runs of one to four processes, and a table of the steps that they lost.
 
 Arguments: the number of kills (100) and the first seed (1). Exit code 1 if a sample was repeated or skipped, or a loss
-is not that of the run that nobody killed.
+differs from that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLOSE = 2e-3  # another number of processes sums in another order
 
 
 def main() -> int:
-    """Runs of all kinds in turn until all kills have happened."""
+    """Run all kinds of runs in turn until all kills have happened; return the exit code."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     console, zygote = Console(stderr=True), Zygote()
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def tabulated(told: dict[str, list[History]], expected: dict[int, float]) -> tuple[Table, bool]:
-    """One row per kind of run, and whether all is as it must be."""
+    """Return a table with one row per kind of run, and whether every run is correct."""
     table, good = Table(title="kill -9 of a random process at a random moment"), True
     for column in ("processes", "runs", "kills", "resumes", "steps lost at most", "samples repeated or skipped"):
         table.add_column(column, justify="right")
@@ -60,8 +60,8 @@ def tabulated(told: dict[str, list[History]], expected: dict[int, float]) -> tup
         losses = {history.result["loss"] for history in histories}
         wanted = expected[WORLDS[name][-1]]
         exact = losses <= {wanted}
-        near = all(abs(loss - wanted) < CLOSE for loss in losses)
-        good &= wrong == 0 and (exact if name != "mixed" else near)
+        close = all(abs(loss - wanted) < CLOSE for loss in losses)
+        good &= wrong == 0 and (exact if name != "mixed" else close)
         verdict = "equal" if exact else f"within {max(abs(loss - wanted) for loss in losses):.1e}"
         counts = (len(histories), sum(s.kills for s in histories), sum(s.resumes for s in histories))
         lost = max((step for s in histories for step in s.steps_lost), default=0)

@@ -1,4 +1,4 @@
-"""kill -9 of any process at any moment costs steps since the last checkpoint, and nothing else."""
+"""kill -9 of any process at any moment loses the steps since the last checkpoint, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def told(request: pytest.FixtureRequest, zygote: Zygote, tmp_path_factory: pytes
     return Told(killed_runs(make, [world], KILLS[world], seed=100 * world), undisturbed, KILLS[world])
 
 
-def test_the_kills_really_happened(told: Told) -> None:
+def test_as_many_processes_were_killed_as_planned(told: Told) -> None:
     assert sum(history.kills for history in told.histories) == told.kills
     assert sum(history.resumes for history in told.histories) > told.kills // 3, "resuming is hardly tested"
 
 
-def test_the_final_loss_is_that_of_the_run_that_nobody_killed(told: Told) -> None:
+def test_kills_do_not_change_the_final_loss(told: Told) -> None:
     expected = result_of(told.undisturbed)
     for history in told.histories:
         assert history.result["loss"] == expected["loss"]
         assert history.result["auc"] == expected["auc"]
 
 
-def test_every_step_on_the_way_had_the_loss_that_it_has_without_kills(told: Told) -> None:
+def test_kills_do_not_change_the_loss_of_any_step(told: Told) -> None:
     expected = {e["step"]: e["loss"] for e in told.undisturbed.events() if e["event"] == "train"}
     assert list(expected) == list(range(1, STEPS + 1))
     for history in told.histories:
@@ -58,7 +58,7 @@ def test_no_sample_is_repeated_or_skipped(told: Told) -> None:
         assert history.result["position"] == STEPS * BATCH
 
 
-def test_no_half_written_checkpoint_is_left(told: Told) -> None:
+def test_no_partial_checkpoint_is_left(told: Told) -> None:
     for history in told.histories:
         steps = sorted((history.attempts[0].log.parent / "a" / "checkpoints").iterdir())
         assert len(steps) <= 2, f"checkpoint.keep is 2: {steps}"

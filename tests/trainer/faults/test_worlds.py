@@ -1,4 +1,4 @@
-"""Any number of processes and any plan go on from what any other saved: 1 to 4 processes and five plans each way."""
+"""Checkpoints resume on any number of processes and under any plan: 1 to 4 processes and five plans each way."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def folder(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def canonical(folder: Path) -> dict[str, Tensor]:
-    """Every whole tensor that a checkpoint holds, but not the parts that the means of split states stand for."""
+    """Return all whole tensors of a checkpoint, without the column parts of averaged states."""
     store = open_store(str(folder), "a")
-    found: dict[str, Tensor] = _load_state_dict_from_keys(storage_reader=store.reader(DONE.step))
-    return {key: value for key, value in found.items() if ".by_columns." not in key}
+    tensors: dict[str, Tensor] = _load_state_dict_from_keys(storage_reader=store.reader(DONE.step))
+    return {key: value for key, value in tensors.items() if ".by_columns." not in key}
 
 
 @pytest.mark.parametrize("to_world", WORLDS)
-def test_what_a_world_loads_and_saves_again_is_what_another_saved(to_world: int, folder: Path) -> None:
+def test_a_checkpoint_is_unchanged_when_another_world_loads_and_saves_it(to_world: int, folder: Path) -> None:
     for world, plan, to_plan in trips(to_world):
-        there, back = f"{world}-{plan}", f"{world}-{plan}-to-{to_world}-{to_plan}"
-        given, found = canonical(folder / there), canonical(folder / back)
-        assert len(given) > 12
-        assert given.keys() == found.keys(), back
-        for key, value in given.items():
+        source, copy = f"{world}-{plan}", f"{world}-{plan}-to-{to_world}-{to_plan}"
+        expected, found = canonical(folder / source), canonical(folder / copy)
+        assert len(expected) > 12
+        assert expected.keys() == found.keys(), copy
+        for key, value in expected.items():
             averaged = key.endswith(".sum") and key.startswith("tables.") and to_plan in ("column_wise", "mixed")
             exact = torch.equal(found[key], value)
-            assert exact or (averaged and torch.allclose(found[key], value, rtol=1e-6, atol=0)), f"{back}: {key}"
+            assert exact or (averaged and torch.allclose(found[key], value, rtol=1e-6, atol=0)), f"{copy}: {key}"
 
 
-def test_every_plan_met_every_plan() -> None:
-    met = {(plan, to_plan) for to_world in WORLDS for _, plan, to_plan in trips(to_world)}
-    names = {plan for plan, _ in met}
-    assert met == {(a, b) for a in names for b in names}
+def test_every_pair_of_plans_is_covered() -> None:
+    covered = {(plan, to_plan) for to_world in WORLDS for _, plan, to_plan in trips(to_world)}
+    names = {plan for plan, _ in covered}
+    assert covered == {(a, b) for a in names for b in names}
