@@ -138,16 +138,14 @@ def draw(axes: Any, panel: Panel, scrapes: Scrapes) -> None:
         if "trainer_" not in query:  # series of kube-state-metrics exist only on a cluster
             continue
         lines: dict[Labels, list[tuple[float, float]]] = {}
-        before = start
         for scrape in scrapes.samples:
             found = evaluate(parse(query), scrape, scrapes)
             assert isinstance(found, dict)
             for labels, value in found.items():
                 points = lines.setdefault(labels, [])
-                if points and scrape[0] - before > 4 * _SCRAPE_SECONDS:
-                    points.append((before - start, float("nan")))
+                if points and scrape[0] - start - points[-1][0] > 4 * _SCRAPE_SECONDS:
+                    points.append((points[-1][0], float("nan")))  # a gap in the line
                 points.append((scrape[0] - start, value))
-            before = scrape[0]
         for labels, points in lines.items():
             name = re.sub(r"\{\{(\w+)\}\}", lambda match, found=labels: dict(found).get(match[1], ""), legend)
             axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2)
