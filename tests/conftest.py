@@ -11,7 +11,7 @@ import pytest
 from fake_cluster import FakeCluster, serve_cluster
 from loopback import refuse_connections
 
-# A background job of a shell ignores SIGINT, and its children inherit that; the tests of Ctrl-C need it.
+# A shell starts background jobs with SIGINT ignored, and children inherit that. The Ctrl-C tests need SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KUBECONFIG = """\
@@ -31,10 +31,10 @@ users:
 
 @pytest.fixture(scope="session")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A kubeconfig of two contexts, which KUBECONFIG names."""
+    """Yield a kubeconfig with two contexts and set KUBECONFIG to it."""
     path = tmp_path_factory.mktemp("kube") / "config"
     path.write_text(KUBECONFIG)
-    # Set for the whole session, and not by monkeypatch: programs that run in this process read it at any time.
+    # monkeypatch ends with each test; programs in this process may read the variable later.
     before = os.environ.get("KUBECONFIG")
     os.environ["KUBECONFIG"] = str(path)
     yield path
@@ -52,6 +52,6 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    """A Kubernetes API server on loopback without any object."""
+    """Yield an empty Kubernetes API server on loopback."""
     with serve_cluster(FakeCluster()) as served:
         yield served

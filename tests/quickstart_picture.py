@@ -1,6 +1,6 @@
 """Draw what `make quickstart` prints: `python tests/quickstart_picture.py trainer/quickstart.svg`.
 
-The script runs the quickstart's training in a terminal of its own, keeps the last screen and saves it as SVG.
+The script trains the quickstart in its own terminal and saves the last screen as SVG.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def record() -> pyte.Screen:
 
 
 def _read(leader: int) -> bytes:
-    """Return the next output, nothing after the last process has closed the terminal."""
+    """Return the next output; empty after the last process has closed the terminal."""
     try:
         return os.read(leader, 65536)
     except OSError:

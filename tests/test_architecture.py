@@ -1,4 +1,4 @@
-"""Who may import whom (design, section 2), and which names each package gives to others."""
+"""Which package may import which (design, section 2), and which names each package exports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOUD_SDKS = {
     "google",
 }
 
-# Public names: others rely on them, so a change here is a change of a contract.
+# Public names. Other packages import them, so a change of this list changes a contract.
 EXPORTS = {
     "trainer.bench": ["bench_main"],
     "trainer.checkpoint": [
@@ -42,7 +42,7 @@ EXPORTS = {
 
 
 def files(package: str) -> list[Path]:
-    """The modules of a package."""
+    """Return the modules of a package."""
     return sorted(path for path in (ROOT / package).rglob("*.py") if "__pycache__" not in path.parts)
 
 
@@ -51,14 +51,14 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def type_checking(node: ast.AST) -> bool:
+def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def statements(tree: ast.AST, lazy: bool) -> Iterator[ast.stmt]:
-    """Statements that an import runs, with `lazy` also those inside functions; never what is for type checkers."""
+    """Yield the statements that an import runs, with `lazy` also those in functions; skip TYPE_CHECKING blocks."""
     for node in ast.iter_child_nodes(tree):
-        if type_checking(node):
+        if is_type_checking(node):
             continue
         if not lazy and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -68,7 +68,7 @@ def statements(tree: ast.AST, lazy: bool) -> Iterator[ast.stmt]:
 
 
 def imports(path: Path, lazy: bool = True) -> set[str]:
-    """Full names of what a module imports, `a.b.c` also for `from a.b import c`."""
+    """Return the full names that a module imports: `a.b.c` also for `from a.b import c`."""
     name, found = module_name(path), set()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in statements(ast.parse(path.read_text(encoding="utf-8")), lazy):
@@ -83,37 +83,40 @@ def imports(path: Path, lazy: bool = True) -> set[str]:
     return found
 
 
-def tops(path: Path, lazy: bool = True) -> set[str]:
+def top_level_imports(path: Path, lazy: bool = True) -> set[str]:
     return {name.partition(".")[0] for name in imports(path, lazy)}
 
 
-def within(name: str, *allowed: str) -> bool:
+def is_within(name: str, *allowed: str) -> bool:
     return any(name == a or name.startswith(a + ".") for a in allowed)
 
 
-def test_the_reader_of_imports_sees_all_kinds(tmp_path: Path) -> None:
+def test_imports_finds_every_kind_of_import(tmp_path: Path) -> None:
     file = ROOT / "trainer" / "data" / "made_up.py"
     text = "import a.b\nfrom c import d\nfrom . import e\nfrom ..x import y\ndef f():\n    import lazy\n"
     tree = tmp_path / "trainer" / "data" / "made_up.py"
     tree.parent.mkdir(parents=True)
     tree.write_text(text + "if TYPE_CHECKING:\n    import never\n", encoding="utf-8")
-    moved = pytest.MonkeyPatch()
-    with moved.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "ROOT", tmp_path)
         assert imports(tree) == {"a.b", "c.d", "trainer.data.e", "trainer.x.y", "lazy"}
         assert imports(tree, lazy=False) == {"a.b", "c.d", "trainer.data.e", "trainer.x.y"}
     assert not file.exists()
 
 
-def test_the_trainer_knows_nothing_of_the_clouds() -> None:
+def test_the_trainer_imports_no_cloud_code() -> None:
     for path in files("trainer"):
-        foreign = {top for top in tops(path) if top in {"infra", "workloads"} | CLOUD_SDKS or top.startswith("pulumi")}
-        assert not foreign, f"{path} imports {foreign}: the image would need what provisions it"
+        foreign = {
+            top
+            for top in top_level_imports(path)
+            if top in {"infra", "workloads"} | CLOUD_SDKS or top.startswith("pulumi")
+        }
+        assert not foreign, f"{path} imports {foreign}: the image would need the provisioning code and its SDKs"
 
 
-def test_the_settings_import_pydantic_and_the_standard_library_alone() -> None:
+def test_the_settings_import_only_pydantic_and_the_standard_library() -> None:
     for path in set((ROOT / "trainer" / "config").glob("*.py")) - {ROOT / "trainer" / "config" / "options.py"}:
-        foreign = {n for n in imports(path) if not within(n, *sys.stdlib_module_names, "pydantic", "trainer.config")}
+        foreign = {n for n in imports(path) if not is_within(n, *sys.stdlib_module_names, "pydantic", "trainer.config")}
         assert not foreign, f"{path} imports {foreign}: a cluster program builds a TrainConfig without torch"
 
 
@@ -137,46 +140,46 @@ def test_the_settings_import_pydantic_and_the_standard_library_alone() -> None:
         "planning.roofline",
     ],
 )
-def test_what_answers_at_once_imports_nothing_heavy_before_it_must(name: str) -> None:
+def test_a_fast_command_imports_no_heavy_package_at_start(name: str) -> None:
     path = ROOT / "trainer" / (name.replace(".", "/") + ".py")
     heavy = {"torch", "torchrec", "fbgemm_gpu", "numpy", "pyarrow", "polars", "fsspec", "tensorboard", "sklearn"}
-    assert not tops(path, lazy=False) & heavy, f"{path} would make --help take seconds"
+    assert not top_level_imports(path, lazy=False) & heavy, f"{path} would make --help take seconds"
 
 
-def test_one_room_of_the_trainer_knows_how_torchrec_lays_out_shards() -> None:
-    knows = {
+def test_only_three_modules_depend_on_torchrecs_shard_layout() -> None:
+    dependent = {
         module_name(path)
         for path in files("trainer")
         if any("sharded_tensor" in n or "ShardedEmbeddingBagCollection" in n for n in imports(path))
     }
     allowed = {"trainer.sharding.local_shards", "trainer.checkpoint.state", "trainer.checkpoint.snapshot"}
-    assert knows <= allowed, "the layout of shards leaks"
+    assert dependent <= allowed, "another module depends on the shard layout"
 
 
 @pytest.mark.skipif("infra" not in PACKAGES, reason="infra is not part of this checkout yet")
-def test_infra_imports_neither_the_trainer_nor_what_it_needs() -> None:
+def test_infra_imports_neither_the_trainer_nor_torch() -> None:
     for path in files("infra"):
-        assert not tops(path) & {"torch", "torchrec", "trainer", "workloads"}, path
+        assert not top_level_imports(path) & {"torch", "torchrec", "trainer", "workloads"}, path
 
 
 @pytest.mark.skipif("infra" not in PACKAGES, reason="infra is not part of this checkout yet")
-def test_a_clouds_sdk_is_imported_in_its_own_folder_alone() -> None:
+def test_a_cloud_sdk_is_imported_only_in_its_own_folder() -> None:
     for path in files("infra") + (files("workloads") if "workloads" in PACKAGES else []):
         if "clouds" not in path.relative_to(ROOT).parts[:-2]:
-            assert not tops(path) & CLOUD_SDKS, f"{path} is not in infra/clouds/<cloud>"
+            assert not top_level_imports(path) & CLOUD_SDKS, f"{path} is not in infra/clouds/<cloud>"
 
 
 @pytest.mark.skipif("workloads" not in PACKAGES, reason="workloads is not part of this checkout yet")
-def test_workloads_read_the_contract_and_the_settings_alone() -> None:
+def test_workloads_import_only_the_contract_and_the_settings() -> None:
     for path in files("workloads"):
-        at_once = {name for name in imports(path, lazy=False) if within(name, "infra", "trainer")}
-        later = {name for name in imports(path) if within(name, "infra", "trainer")} - at_once
+        eager = {name for name in imports(path, lazy=False) if is_within(name, "infra", "trainer")}
+        lazy = {name for name in imports(path) if is_within(name, "infra", "trainer")} - eager
         contract = (
             *("infra.contract", "infra.catalog", "infra.config", "infra.kube_api", "infra.stack_files", "infra.text"),
             *("trainer.config", "trainer.exit_codes", "workloads"),
         )
-        wrong = {n for n in at_once if not within(n, *contract)} | {
-            n for n in later if not within(n, *contract, "trainer.planning")
+        wrong = {n for n in eager if not is_within(n, *contract)} | {
+            n for n in lazy if not is_within(n, *contract, "trainer.planning")
         }
         assert not wrong, f"{path} imports {wrong}"
 
@@ -189,7 +192,7 @@ def test_a_package_exports_the_names_of_the_frozen_list(package: str) -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
     )
-    assert sorted(names) == sorted(EXPORTS[package]), "a public name came or went: others import these"
+    assert sorted(names) == sorted(EXPORTS[package]), "a public name was added or removed: other packages import these"
 
 
 def test_every_package_of_the_trainer_is_in_the_frozen_list() -> None:

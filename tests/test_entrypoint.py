@@ -1,4 +1,4 @@
-"""The image's entry point, run with fake programs on PATH."""
+"""Tests of the image's entry point, with fake programs on PATH."""
 
 import os
 import subprocess

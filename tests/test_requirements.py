@@ -1,4 +1,4 @@
-"""What the pinned lists promise: exact, hashed, free of addresses, in step with pyproject.toml and with each other."""
+"""Tests of the pinned lists: exact, hashed, no URLs, consistent with pyproject.toml and with each other."""
 
 import re
 import tomllib
@@ -27,7 +27,7 @@ EXTRAS_OF = {
     "tests/requirements-lint.txt": ["lint"],
 }
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-# A legal machine of each kind: pins may differ between these, but never between two lists on the same one.
+# One supported machine of each kind: pins may differ between machines, but not between two lists on one machine.
 MACHINES = [
     {
         "python_version": version,
@@ -41,7 +41,7 @@ MACHINES = [
 
 
 def logical_lines(name: str) -> Iterator[str]:
-    """The requirements of a list, each with the hashes that pip reads as part of the same line."""
+    """Yield the requirements of a list, each on one line with its hashes."""
     text = (ROOT / name).read_text()
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.startswith("#"):
@@ -53,24 +53,24 @@ def requirements(name: str) -> list[Requirement]:
 
 
 def pins(name: str, machine: dict[str, str]) -> dict[str, str]:
-    """Version by package, of those that a machine of this kind installs."""
+    """Return the version of each package that a machine of this kind installs."""
     chosen = [pin for pin in requirements(name) if pin.marker is None or pin.marker.evaluate(dict(machine))]
     return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in chosen}
 
 
-def wanted(name: str) -> list[Requirement]:
+def declared_requirements(name: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [Requirement(text) for extra in EXTRAS_OF[name] for text in project["optional-dependencies"][extra]]
 
 
-def test_every_list_is_known_here() -> None:
+def test_every_list_is_tested() -> None:
     folders = (ROOT, *(ROOT / name for name in ("infra", "infra/policy", "workloads", "trainer", "tests")))
     found = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.glob("requirements*.txt")}
     assert found == set(EXTRAS_OF), "no test checks a list that is missing here"
 
 
 @pytest.mark.parametrize("name", EXTRAS_OF)
-def test_a_list_names_no_host(name: str) -> None:
+def test_a_list_contains_no_url(name: str) -> None:
     text = (ROOT / name).read_text()
     for word in ("://", "--index", "--extra-index", "--find-links", "--trusted-host", " @ "):
         assert word not in text, f"{word!r} ties the list to one registry: mirrors could not serve it"
@@ -90,7 +90,7 @@ def test_every_line_is_exact_and_hashed(name: str) -> None:
 def test_a_list_satisfies_the_ranges_it_is_compiled_from(name: str) -> None:
     for machine in MACHINES:
         pinned = pins(name, machine)
-        for requirement in wanted(name):
+        for requirement in declared_requirements(name):
             version = pinned.get(canonicalize_name(requirement.name))
             assert version, f"{name} lacks {requirement}: run `make lock`"
             assert version in requirement.specifier, (
@@ -99,13 +99,15 @@ def test_a_list_satisfies_the_ranges_it_is_compiled_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: "-".join(list(machine.values())[::3]))
-def test_lists_agree_on_the_packages_they_share(machine: dict[str, str]) -> None:
+def test_lists_pin_the_same_version_of_a_shared_package(machine: dict[str, str]) -> None:
     versions: dict[str, dict[str, str]] = {}
     for name in EXTRAS_OF:
         for package, version in pins(name, machine).items():
             versions.setdefault(package, {})[name] = version
-    apart = {package: by_list for package, by_list in versions.items() if len(set(by_list.values())) > 1}
-    assert not apart, "one .venv holds several lists: the later one would replace the earlier one's packages"
+    different = {package: by_list for package, by_list in versions.items() if len(set(by_list.values())) > 1}
+    assert not different, (
+        "several lists are installed in one .venv: the later one would replace packages of the earlier"
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,14 @@ def test_lists_agree_on_the_packages_they_share(machine: dict[str, str]) -> None
         ("trainer/requirements-gpu.txt", "fbgemm-gpu-cpu"),
     ],
 )
-def test_a_trainer_list_holds_one_build_of_fbgemm(name: str, other: str) -> None:
-    assert other not in {canonicalize_name(pin.name) for pin in requirements(name)}, "both builds own the same files"
+def test_a_trainer_list_contains_only_one_build_of_fbgemm(name: str, other: str) -> None:
+    assert other not in {canonicalize_name(pin.name) for pin in requirements(name)}, (
+        "both builds install the same files"
+    )
 
 
 def test_pip_can_resolve_the_pulumi_programs_list() -> None:
-    """`pulumi install` runs pip without --no-deps, and pip refuses a list in which one package rejects another."""
+    # `pulumi install` runs pip without --no-deps, and pip rejects a list with conflicting packages.
     pinned = pins("requirements.txt", dict(default_environment()))
     conflicts = []
     for package in pinned:
