@@ -1,4 +1,4 @@
-"""The simulated clouds put together: rules of every type, answers to functions, remote components."""
+"""The combined simulated clouds: rules of every resource type, function results, remote components."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTPUTS, _CALLS = recording.cloud_tables()
 
 _RULES: Mapping[str, Rules] = {**simulated_aws.RULES, **simulated_azure.RULES, **simulated_gcp.RULES}
 
-#: An image is built again when it changes; another password for the registry is no change of the image.
+#: A changed image is rebuilt; a new registry password is not a change of the image.
 _IMAGE = Rules(
     computed=lambda name, inputs: {
         "ref": f"{inputs['tags'][0].partition(':')[0]}@sha256:{'0123456789abcdef' * 4}",
@@ -34,47 +34,47 @@ _IMAGE = Rules(
 
 
 def rules_of(token: str) -> Rules:
-    """How a type behaves; what it answers comes from the imitations that the tests with mocks share."""
+    """Return how a type behaves; its outputs come from the mocks' tables."""
     if token.startswith("kubernetes:"):
         return simulated_kubernetes.rules_of(token, simulated_kubernetes.has_control_plane)
     rules = _IMAGE if token == "docker-build:index:Image" else _RULES.get(token, Rules())
     if token.startswith("azure-native:"):
         rules = replace(rules, identity=lambda name, inputs: simulated_azure.identity(token, name, inputs))
-    imitated = _OUTPUTS.get(token)
-    return replace(rules, computed=_both(imitated, rules)) if imitated else rules
+    mocked = _OUTPUTS.get(token)
+    return replace(rules, computed=_combine(mocked, rules)) if mocked else rules
 
 
 def simulate() -> tuple[World, Server]:
-    """An empty world and the provider in front of it."""
+    """Return an empty world and the provider that serves it."""
     world = World(rules_of)
     return world, Server(Provider(world, _invokes(), _CONSTRUCTS))
 
 
-def _both(imitated: recording.Outputs, rules: Rules) -> recording.Outputs:
+def _combine(mocked: recording.Outputs, rules: Rules) -> recording.Outputs:
     own = rules.computed
-    return lambda name, inputs: {**imitated(name, inputs), **own(name, inputs)}
+    return lambda name, inputs: {**mocked(name, inputs), **own(name, inputs)}
 
 
 def _invokes() -> dict[str, Invoke]:
-    """The imitated functions; tokens that a cloud hands out are new at every call, as real ones are."""
+    """Return the mocked functions; like the real ones, they issue a new token at every call."""
 
-    def answer(token: str) -> Invoke:
-        return lambda world, arguments: _renewed(_CALLS[token](arguments))
+    def invoke(token: str) -> Invoke:
+        return lambda world, arguments: _with_new_credentials(_CALLS[token](arguments))
 
-    return {token: answer(token) for token in _CALLS}
+    return {token: invoke(token) for token in _CALLS}
 
 
-#: Credentials in the answers of functions, by the imitations' keys, and what each begins with here.
+#: Credentials in function results, by their keys in the mocks, and the prefix of each.
 CREDENTIALS = {"password": "ecr-password-", "authorizationToken": "ecr-token-", "accessToken": "ya29.token-"}
 
 
-def _renewed(answer: Inputs) -> Inputs:
-    fresh = {key: f"{start}{secrets.token_hex(12)}" for key, start in CREDENTIALS.items() if key in answer}
-    return {**answer, **fresh}
+def _with_new_credentials(result: Inputs) -> Inputs:
+    fresh = {key: f"{start}{secrets.token_hex(12)}" for key, start in CREDENTIALS.items() if key in result}
+    return {**result, **fresh}
 
 
 class _Component:
-    """A remote component being built: its registration and those of its children go to the engine's monitor."""
+    """A remote component under construction; it registers itself and its children with the engine's monitor."""
 
     def __init__(self, request: provider_pb2.ConstructRequest) -> None:
         channel = grpc.insecure_channel(request.monitorEndpoint, options=[("grpc.max_receive_message_length", 2**28)])
@@ -95,7 +95,7 @@ class _Component:
     def child(
         self, package: str, token: str, name: str, inputs: Inputs, after: tuple[str, ...] = ()
     ) -> tuple[str, Any]:
-        """Register a child resource; its URN and its outputs, unknown in a preview where they are computed."""
+        """Register a child resource; return its URN and outputs. In a preview, computed outputs are unknown."""
         answer = self._monitor.RegisterResource(
             resource_pb2.RegisterResourceRequest(
                 type=token,
@@ -104,7 +104,7 @@ class _Component:
                 custom=True,
                 object=encode(inputs),
                 provider=self._request.providers.get(package, ""),
-                # As components do: without it the engine takes another default provider than for the program's own.
+                # Without a version the engine would use another default provider than the program does.
                 version=version(f"pulumi-{package}"),
                 dependencies=[*self._request.dependencies, *after],
                 acceptSecrets=True,
@@ -113,32 +113,32 @@ class _Component:
         )
         return answer.urn, {**plain(decode(answer.object)), "id": answer.id or UNKNOWN}
 
-    def done(self, outputs: Inputs) -> provider_pb2.ConstructResponse:
-        """Register the component's outputs and answer them."""
+    def finish(self, outputs: Inputs) -> provider_pb2.ConstructResponse:
+        """Register the component's outputs and return the response."""
         state = encode(outputs)
         self._monitor.RegisterResourceOutputs(resource_pb2.RegisterResourceOutputsRequest(urn=self.urn, outputs=state))
         return provider_pb2.ConstructResponse(urn=self.urn, state=state)
 
 
 def _eks(world: World, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
-    """pulumi-eks: the role of the control plane, the control plane, and a kubeconfig without any token."""
+    """Build the component of pulumi-eks: control plane, its role, and a kubeconfig without a token."""
     inputs, component = plain(decode(request.inputs)), _Component(request)
-    role, made = component.child(
-        "aws", "aws:iam/role:Role", f"{request.name}-eksRole", {"assumeRolePolicy": simulated_aws.trust()}
+    role, role_outputs = component.child(
+        "aws", "aws:iam/role:Role", f"{request.name}-eksRole", {"assumeRolePolicy": simulated_aws.trust_policy()}
     )
-    plane = simulated_aws.control_plane(inputs, made.get("arn", UNKNOWN))
+    plane = simulated_aws.control_plane(inputs, role_outputs.get("arn", UNKNOWN))
     urn, cluster = component.child("aws", "aws:eks/cluster:Cluster", f"{request.name}-eksCluster", plane, (role,))
     outputs = _OUTPUTS["eks:index:Cluster"](request.name, inputs)
     if has_unknown(cluster) or request.dryRun:
         outputs = dict.fromkeys(outputs, UNKNOWN) if has_unknown(cluster) else outputs
-    response = component.done(outputs)
+    response = component.finish(outputs)
     for key in outputs:
         response.stateDependencies[key].urns.append(urn)
     return response
 
 
 def _kustomization(world: World, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
-    """The training operator v1: its namespace, its kinds and its controller, as its overlay `standalone` has them."""
+    """Build the overlay `standalone` of the training operator v1: namespace, CRDs and controller."""
     component, prefix = _Component(request), f"{request.name}:"
     labels = {"app.kubernetes.io/name": "training-operator"}
     space, _ = component.child(
@@ -168,11 +168,11 @@ def _kustomization(world: World, request: provider_pb2.ConstructRequest) -> prov
         },
         (space,),
     )
-    return component.done({"resources": []})
+    return component.finish({"resources": []})
 
 
-#: How many resources each remote component makes.
-COMPONENT_CHILDREN = {"eks:index:Cluster": 2, "kubernetes:kustomize/v2:Directory": 3}
+#: The number of resources that each remote component creates.
+NUM_COMPONENT_CHILDREN = {"eks:index:Cluster": 2, "kubernetes:kustomize/v2:Directory": 3}
 
 _CONSTRUCTS: Mapping[str, Construct] = {
     "eks:index:Cluster": _eks,

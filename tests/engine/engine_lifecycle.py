@@ -1,4 +1,4 @@
-"""What a stack goes through: once from nothing to nothing with changes in between, once with a fault at every turn."""
+"""The lifecycle of a stack, from the first preview to destroy: once with changes, once with injected faults."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from engine_provider import Server
 from engine_runs import ROOT, Project, Run
 from engine_world import World
 
-Thing = tuple[str, str]
+#: A storage size in GiB to which the service resizes the default in place, and one that it refuses.
+LARGER_GIB = {"aws": 2400, "azure": 4096, "gcp": 2048, "local": 20}
+REFUSED_GIB = {"azure": 1024, "gcp": 10240}
 
-#: A size of shared storage that the service makes out of the default one in place, and one that it does not.
-GROWN = {"aws": 2400, "azure": 4096, "gcp": 2048, "local": 20}
-REFUSED = {"azure": 1024, "gcp": 10240}
-
-#: The pool of GPU nodes, and where its autoscaler writes how many there are.
+#: The GPU node pool: its type and its name.
 POOLS: Mapping[str, tuple[str, str]] = {
     "aws": ("aws:eks/nodeGroup:NodeGroup", "aws-cluster-gpu-nodes"),
     "azure": ("azure-native:containerservice:AgentPool", "azure-gpu"),
     "gcp": ("gcp:container/nodePool:NodePool", "gcp-cluster-gpu"),
 }
 
-#: The type whose deletion is refused once.
-STUBBORN = {
+#: The type of which one deletion is refused.
+DELETE_REFUSED = {
     "aws": "aws:ec2/subnet:Subnet",
     "azure": "azure-native:netapp:CapacityPoolVolume",
     "gcp": "gcp:container/nodePool:NodePool",
@@ -37,13 +35,13 @@ STUBBORN = {
 
 
 @dataclass
-class Story:
-    """The runs of one stack by what they were for, and what was to be seen between them."""
+class Lifecycle:
+    """The runs of one stack by their purpose, and what was observed between them."""
 
     world: World
     runs: dict[str, Run] = field(default_factory=dict)
     logs: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
-    left: list[Thing] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
     num_after_preview: int = -1
     state: str = ""
     state_resources: list[Mapping[str, object]] = field(default_factory=list)
@@ -52,84 +50,84 @@ class Story:
 
 
 def open_project(folder: Path, stack: str, kubeconfig: Path) -> tuple[World, Server, Project]:
-    """A stack that does not exist yet, with a cloud of its own."""
+    """Return a stack that does not exist yet, with its own simulated cloud."""
     world, server = engine_clouds.simulate()
     return world, server, Project(folder, stack, server, {"KUBECONFIG": str(kubeconfig)})
 
 
-def whole_life(folder: Path, stack: str, kubeconfig: Path) -> Story:
-    """Preview, up, changes of every sort, refresh, destroy; CLI and Automation API take turns."""
+def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
+    """Run preview, up, several changes, refresh and destroy, alternating between CLI and Automation API."""
     world, server, project = open_project(folder, stack, kubeconfig)
-    story = Story(world)
-    _run(story, project, "preview", "preview", "cli")
-    story.num_after_preview = len(world.things)
-    _run(story, project, "up", "up", "automation")
-    story.state, story.state_resources = project.export(), project.resources()
-    _run(story, project, "again", "up", "cli")
+    lifecycle = Lifecycle(world)
+    _run(lifecycle, project, "preview", "preview", "cli")
+    lifecycle.num_after_preview = len(world.resources)
+    _run(lifecycle, project, "up", "up", "automation")
+    lifecycle.state, lifecycle.state_resources = project.export(), project.resources()
+    _run(lifecycle, project, "again", "up", "cli")
     project.set("trainer.data.seed", 7)
-    _run(story, project, "seed", "up", "automation")
+    _run(lifecycle, project, "seed", "up", "automation")
     project.set("gpu.nodes.max", 4)
-    _run(story, project, "nodes", "up", "automation")
-    project.set("storage.size_gib", GROWN[stack])
-    _run(story, project, "grow", "up", "automation")
-    _run(story, project, "refresh", "refresh", "cli")
-    if stack in REFUSED:
-        project.set("storage.size_gib", REFUSED[stack])
-        _run(story, project, "refused", "up", "automation")
-        project.set("storage.size_gib", GROWN[stack])
+    _run(lifecycle, project, "nodes", "up", "automation")
+    project.set("storage.size_gib", LARGER_GIB[stack])
+    _run(lifecycle, project, "grow", "up", "automation")
+    _run(lifecycle, project, "refresh", "refresh", "cli")
+    if stack in REFUSED_GIB:
+        project.set("storage.size_gib", REFUSED_GIB[stack])
+        _run(lifecycle, project, "refused", "up", "automation")
+        project.set("storage.size_gib", LARGER_GIB[stack])
     if stack in ("aws", "azure"):
-        _autoscale(story.world, stack)
-        _run(story, project, "refresh-scaled", "refresh", "ours" if stack == "azure" else "automation")
-        _run(story, project, "scaled", "up", "automation")
+        _autoscale(lifecycle.world, stack)
+        _run(lifecycle, project, "refresh-scaled", "refresh", "live_stack" if stack == "azure" else "automation")
+        _run(lifecycle, project, "scaled", "up", "automation")
     _write_checkpoint(world)
-    _run(story, project, "destroy", "destroy", "cli")
-    _end(story, project, server)
-    return story
+    _run(lifecycle, project, "destroy", "destroy", "cli")
+    _end(lifecycle, project, server)
+    return lifecycle
 
 
-def life_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequence[int]) -> Story:
-    """Every run but the last fails where it is told to: at these creates, by a lost connection, at a deletion."""
+def run_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequence[int]) -> Lifecycle:
+    """Run `up` and `destroy` with failing creates at these positions, a lost connection and a refused deletion."""
     world, server, project = open_project(folder, stack, kubeconfig)
-    story = Story(world)
+    lifecycle = Lifecycle(world)
     project.set("storage.on_destroy", "delete")
     for position in positions:
         created = sum(verb == "create" for verb, _, _ in world.log)
         world.faults.fail_create = max(1, position - created)
         driver = "cli" if position == positions[0] else "automation"
-        _run(story, project, f"create-{position}", "up", driver)
-        story.orphans[f"create-{position}"] = orphans(world, project)
+        _run(lifecycle, project, f"create-{position}", "up", driver)
+        lifecycle.orphans[f"create-{position}"] = find_orphans(world, project)
         if position == positions[len(positions) // 2]:
             world.faults.lose_create = 2
-            _run(story, project, "lost", "up", "automation")
+            _run(lifecycle, project, "lost", "up", "automation")
             _restart(server)
-            story.orphans["lost"] = orphans(world, project)
+            lifecycle.orphans["lost"] = find_orphans(world, project)
     world.faults.fail_create, world.faults.delay_seconds = None, 0.2
-    _run(story, project, "converged", "up", "cli")
+    _run(lifecycle, project, "converged", "up", "cli")
     world.faults.delay_seconds = 0.0
-    _run(story, project, "preview", "preview", "automation")
+    _run(lifecycle, project, "preview", "preview", "automation")
     _write_checkpoint(world)
-    world.faults.refuse_delete.add(STUBBORN[stack])
-    _run(story, project, "refused", "destroy", "cli")
-    _run(story, project, "destroy", "destroy", "ours")
-    _end(story, project, server)
-    return story
+    world.faults.refuse_delete.add(DELETE_REFUSED[stack])
+    _run(lifecycle, project, "refused", "destroy", "cli")
+    _run(lifecycle, project, "destroy", "destroy", "live_stack")
+    _end(lifecycle, project, server)
+    return lifecycle
 
 
-def orphans(world: World, project: Project) -> list[str]:
-    """What exists and is not in the state, which is what a bill shows after everything is destroyed."""
+def find_orphans(world: World, project: Project) -> list[str]:
+    """List what exists but is not in the state: it would still cost money after `destroy`."""
     known = {str(resource.get("id")) for resource in project.resources()}
-    return [f"{thing.type} {thing.name}" for thing in world.things.values() if thing.id not in known]
+    return [f"{resource.type} {resource.name}" for resource in world.resources.values() if resource.id not in known]
 
 
 def num_creates(stack: str) -> int:
-    """Resources that a cloud makes for the stack, by its golden list and by what its remote components make."""
-    return sum(engine_clouds.COMPONENT_CHILDREN.get(token, 1) for token in _golden_types(stack))
+    """Return the number of creates, from the golden list and the children of remote components."""
+    return sum(engine_clouds.NUM_COMPONENT_CHILDREN.get(token, 1) for token in _golden_types(stack))
 
 
 def load_sdks(stack: str) -> None:
-    """Import what the stack's program will: the SDKs load their parts when first used, which two threads must not do.
+    """Import the modules that the stack's program uses, before threads run it.
 
-    A module that another thread is still filling has no such class yet.
+    The SDKs load modules at first use. A class is missing from a module that another thread is still importing.
     """
     importlib.import_module("pulumi_kubernetes.meta.v1")
     for token in _golden_types(stack):
@@ -141,27 +139,27 @@ def _golden_types(stack: str) -> list[str]:
     return [line.partition("  ")[0] for line in golden if not line.startswith(("torchrec-cloud:", "pulumi:providers"))]
 
 
-def spread(total: int, num: int = 8) -> list[int]:
-    """The first, the last, and positions between them at equal distances."""
+def spread_positions(total: int, num: int = 8) -> list[int]:
+    """Return evenly spaced positions from the first to the last."""
     return sorted({1 + round(index * (total - 1) / (num - 1)) for index in range(num)})
 
 
-def _run(story: Story, project: Project, name: str, verb: str, driver: str) -> None:
-    before = len(story.world.log)
-    story.runs[name] = project.run(verb, driver)  # type: ignore[arg-type]
-    story.logs[name] = story.world.log[before:]
+def _run(lifecycle: Lifecycle, project: Project, name: str, verb: str, driver: str) -> None:
+    before = len(lifecycle.world.log)
+    lifecycle.runs[name] = project.run(verb, driver)  # type: ignore[arg-type]
+    lifecycle.logs[name] = lifecycle.world.log[before:]
 
 
 def _restart(server: Server) -> None:
-    """The provider comes back with all that it had made."""
-    assert server.killed.wait(60), "the connection was not lost: fewer creates were left than the fault waits for"
+    """Restart the provider with everything it had created."""
+    assert server.killed.wait(60), "the connection was not lost: too few creates were left to reach the fault"
     server.start()
 
 
 def _autoscale(world: World, stack: str) -> None:
-    """Somebody waits for nodes: the autoscaler brings all that it may."""
+    """Scale the GPU pool to its maximum, as the autoscaler does when pods are pending."""
     token, name = POOLS[stack]
-    pool = next(thing for thing in world.of_type(token) if thing.name == name)
+    pool = next(resource for resource in world.of_type(token) if resource.name == name)
     if stack == "aws":
         pool.inputs = {**pool.inputs, "scalingConfig": {**pool.inputs["scalingConfig"], "desiredSize": 4}}
     else:
@@ -169,7 +167,7 @@ def _autoscale(world: World, stack: str) -> None:
 
 
 def _write_checkpoint(world: World) -> None:
-    """A run wrote something into the bucket, which Pulumi knows nothing of."""
+    """Put an object into the bucket that Pulumi does not manage."""
     kinds = {
         "aws:s3/bucket:Bucket": "aws:s3/bucketObjectv2:BucketObjectv2",
         "gcp:storage/bucket:Bucket": "gcp:storage/bucketObject:BucketObject",
@@ -180,7 +178,7 @@ def _write_checkpoint(world: World) -> None:
             world.add(kind, f"{name}/checkpoints/default/checkpoints/step-1", {"bucket": name})
 
 
-def _end(story: Story, project: Project, server: Server) -> None:
-    story.left = sorted((thing.type, thing.name) for thing in story.world.things.values())
-    story.state_after_destroy = project.resources()
+def _end(lifecycle: Lifecycle, project: Project, server: Server) -> None:
+    lifecycle.left = sorted((resource.type, resource.name) for resource in lifecycle.world.resources.values())
+    lifecycle.state_after_destroy = project.resources()
     threading.Thread(target=server.kill).start()

@@ -1,4 +1,4 @@
-"""One gRPC server that the engine takes for the plugin of every provider; the clouds themselves are in `World`."""
+"""One gRPC server that replaces the plugin of every provider; `World` holds the clouds themselves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 Invoke = Callable[[World, Inputs], Inputs]
 Construct = Callable[[World, provider_pb2.ConstructRequest], provider_pb2.ConstructResponse]
 
-#: Names under which the engine looks for a provider of these stacks.
+#: The providers that these stacks use.
 PROVIDERS = ("aws", "azure-native", "gcp", "eks", "kubernetes", "docker-build")
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
-    """Answers the engine from a world; `invokes` and `constructs` are functions and remote components by token."""
+    """A provider backed by a world; `invokes` and `constructs` are functions and remote components by token."""
 
     def __init__(self, world: World, invokes: Mapping[str, Invoke], constructs: Mapping[str, Construct]) -> None:
         self._world, self._invokes, self._constructs = world, invokes, constructs
-        self.lost: Callable[[], None] = lambda: None
+        self.on_connection_lost: Callable[[], None] = lambda: None
 
     def Handshake(self, request: Any, context: Any) -> provider_pb2.ProviderHandshakeResponse:
         return provider_pb2.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True, accept_outputs=False)
@@ -65,14 +65,16 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         )
 
     def Check(self, request: Any, context: Any) -> provider_pb2.CheckResponse:
-        """Names that the provider gives itself are filled in here, as the real one does, so that they stay."""
+        """Check the inputs and, like the real provider, fill in generated names so that they stay the same."""
         token, news = _token(request.urn), decode(request.news)
         failures = [
             provider_pb2.CheckFailure(property=path, reason=reason)
             for path, reason in self._world.check(token, plain(news))
         ]
         old = plain(decode(request.olds))
-        return provider_pb2.CheckResponse(inputs=encode(self._named(token, request.urn, old, news)), failures=failures)
+        return provider_pb2.CheckResponse(
+            inputs=encode(self._with_name(token, request.urn, old, news)), failures=failures
+        )
 
     def Diff(self, request: Any, context: Any) -> provider_pb2.DiffResponse:
         old, new = plain(decode(request.old_inputs)), plain(decode(request.news))
@@ -83,9 +85,9 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             planned = self._world.plan(_token(request.urn), _name(request.urn), plain(inputs))
             return provider_pb2.CreateResponse(properties=encode({**inputs, **planned}))
-        with self._answers(context):
-            thing = self._world.create(_token(request.urn), _name(request.urn), plain(inputs))
-            return provider_pb2.CreateResponse(id=thing.id, properties=encode({**inputs, **thing.computed}))
+        with self._report_errors(context):
+            resource = self._world.create(_token(request.urn), _name(request.urn), plain(inputs))
+            return provider_pb2.CreateResponse(id=resource.id, properties=encode({**inputs, **resource.computed}))
         raise AssertionError("aborted above")
 
     def Update(self, request: Any, context: Any) -> provider_pb2.UpdateResponse:
@@ -93,37 +95,39 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             planned = self._world.plan_update(_token(request.urn), request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **planned}))
-        with self._answers(context):
-            thing = self._world.update(_token(request.urn), request.id, plain(inputs))
-            return provider_pb2.UpdateResponse(properties=encode({**inputs, **thing.computed}))
+        with self._report_errors(context):
+            resource = self._world.update(_token(request.urn), request.id, plain(inputs))
+            return provider_pb2.UpdateResponse(properties=encode({**inputs, **resource.computed}))
         raise AssertionError("aborted above")
 
     def Read(self, request: Any, context: Any) -> provider_pb2.ReadResponse:
-        """What exists now. Values that did not change keep the form (secret) in which the engine has them."""
-        thing = self._world.find(_token(request.urn), request.id)
-        if thing is None:
+        """Return the resource as it is now; unchanged values stay secret if the engine holds them as secrets."""
+        resource = self._world.find(_token(request.urn), request.id)
+        if resource is None:
             return provider_pb2.ReadResponse()
         known = decode(request.inputs)
-        inputs = {key: known[key] if plain(known.get(key)) == value else value for key, value in thing.inputs.items()}
+        inputs = {
+            key: known[key] if plain(known.get(key)) == value else value for key, value in resource.inputs.items()
+        }
         return provider_pb2.ReadResponse(
-            id=thing.id, inputs=encode(inputs), properties=encode({**inputs, **thing.computed})
+            id=resource.id, inputs=encode(inputs), properties=encode({**inputs, **resource.computed})
         )
 
     def Delete(self, request: Any, context: Any) -> empty_pb2.Empty:
-        with self._answers(context):
+        with self._report_errors(context):
             self._world.delete(_token(request.urn), request.id)
         return empty_pb2.Empty()
 
     def Invoke(self, request: Any, context: Any) -> provider_pb2.InvokeResponse:
         arguments = plain(decode(request.args))
-        answer = self._invokes.get(request.tok)
-        if answer is None:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no simulated answer to {request.tok}")
-        assert answer
+        invoke = self._invokes.get(request.tok)
+        if invoke is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no simulated function {request.tok}")
+        assert invoke
         self._world.calls[request.tok] += 1
         if has_unknown(arguments):
             return provider_pb2.InvokeResponse()
-        return provider_pb2.InvokeResponse(**{"return": encode(answer(self._world, arguments))})
+        return provider_pb2.InvokeResponse(**{"return": encode(invoke(self._world, arguments))})
 
     def Construct(self, request: Any, context: Any) -> provider_pb2.ConstructResponse:
         build = self._constructs.get(request.type)
@@ -135,44 +139,44 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.type} {request.name}: {failures}")
         return build(self._world, request)
 
-    def _named(self, token: str, urn: str, old: Inputs, news: Inputs) -> Inputs:
-        """A Kubernetes object without a name gets one that ends in hexadecimal digits, and keeps it."""
+    def _with_name(self, token: str, urn: str, old: Inputs, news: Inputs) -> Inputs:
+        """Give an unnamed Kubernetes object a permanent name that ends in hexadecimal digits."""
         metadata = news.get("metadata")
         if not token.startswith("kubernetes:") or not isinstance(metadata, dict) or metadata.get("name"):
             return news
-        name = at(old, "metadata.name") or f"{_name(urn)}-{self._world.number()}"
+        name = at(old, "metadata.name") or f"{_name(urn)}-{self._world.next_suffix()}"
         return {**news, "metadata": {**metadata, "name": name}}
 
     @contextmanager
-    def _answers(self, context: Any) -> Iterator[None]:
-        """A refusal becomes the provider's error; a lost connection takes the whole server away."""
+    def _report_errors(self, context: Any) -> Iterator[None]:
+        """Report a refused request as an error; stop the whole server on a lost connection."""
         try:
             yield
         except Refused as refusal:
             context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
         except ConnectionLost:
-            self.lost()
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the provider went away")
+            self.on_connection_lost()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the provider closed the connection")
 
 
 class Server:
-    """The provider on a port of the loopback interface; `kill` and `start` again keep the world and the port."""
+    """The provider on a loopback port; after `kill`, `start` reuses the world and the port."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider, self.port = provider, 0
-        self._provider.lost = lambda: threading.Thread(target=self.kill).start()
+        self._provider.on_connection_lost = lambda: threading.Thread(target=self.kill).start()
         self.killed = threading.Event()
         self.start()
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes the engine attach to this server instead of downloading plugins."""
+        """The variables that make the engine attach to this server instead of downloading plugins."""
         return {"PULUMI_DEBUG_PROVIDERS": ",".join(f"{name}:{self.port}" for name in PROVIDERS)}
 
     def start(self) -> None:
-        """Serve, on the port of before where there was one."""
+        """Start to serve, on the previous port if there was one."""
         self.killed.clear()
-        # A component waits for its children within its own call, so threads must never run out.
+        # Each component occupies a thread while it waits for its children.
         self._server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=128), options=[("grpc.max_receive_message_length", 2**28)]
         )
@@ -181,7 +185,7 @@ class Server:
         self._server.start()
 
     def kill(self) -> None:
-        """Go away in the middle of whatever is being answered."""
+        """Stop without finishing the pending requests."""
         self._server.stop(None).wait()
         self.killed.set()
 
@@ -207,7 +211,7 @@ def _diff_response(change: Change) -> provider_pb2.DiffResponse:
 
 
 def _token(urn: str) -> str:
-    """The type of a resource, without those of its parents."""
+    """Return the type of a resource, without the types of its parents."""
     return urn.split("::")[2].rpartition("$")[2]
 
 

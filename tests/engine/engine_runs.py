@@ -1,4 +1,4 @@
-"""Running the real `pulumi` on the real program: a project folder of its own, the CLI and the Automation API."""
+"""Run the real `pulumi` on the real program, in a separate project folder, by CLI or Automation API."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pulumi import automation
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
 PASSPHRASE = "not-a-real-passphrase"
-Driver = Literal["cli", "automation", "ours"]
+Driver = Literal["cli", "automation", "live_stack"]
 Verb = Literal["preview", "up", "refresh", "destroy"]
 
-#: What the program reads beside its settings: the packages, and what the image's tag is computed from.
+#: Files that the program reads in addition to its settings; the image's tag is computed from some of them.
 _LINKED = ("infra", "workloads", "trainer", "LICENSE", "__main__.py", "requirements.txt", ".venv")
 
-#: What a person's own script does with `infra.automation`; the verb and the stack are its arguments.
+#: A user's script with `infra.automation`; its arguments are the verb and the stack.
 _SCRIPT = """
 import sys
 from pathlib import Path
@@ -38,13 +38,13 @@ except OperationError as error:
     sys.exit(f"error: {error}")
 """
 
-#: Steps of the engine that change nothing or only look.
+#: Engine steps that change nothing.
 _QUIET = {"same", "read", "refresh", "read-discard"}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that the engine did, or in a preview would do; `diffs` are the paths that caused it."""
+    """One operation of the engine, planned if in a preview; `diffs` are the paths that caused it."""
 
     op: str
     type: str
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass
 class Run:
-    """One run of the engine: whether it went well, what it did, what a person read."""
+    """One run of the engine: whether it succeeded, its steps and its output."""
 
     ok: bool
     output: str
@@ -63,25 +63,25 @@ class Run:
 
     @property
     def changes(self) -> list[Step]:
-        """Steps that changed something, components left out: they are the program's own and cost nothing."""
+        """The steps that changed something, without the program's own components."""
         return [step for step in self.steps if step.op not in _QUIET and not step.type.startswith("torchrec-cloud:")]
 
     def of_op(self, *ops: str) -> list[Step]:
-        """The changes of these kinds."""
+        """Return the changes with these operations."""
         return [step for step in self.changes if step.op in ops]
 
     def summary(self) -> Counter[str]:
-        """How many changes of each kind."""
+        """Count the changes by operation."""
         return Counter(step.op for step in self.changes)
 
 
 class Project:
-    """A stack in a folder of its own, with a backend of its own, against a server of its own."""
+    """A stack with its own folder, backend and provider server."""
 
     def __init__(self, folder: Path, stack: str, server: Server, environment: Mapping[str, str]) -> None:
         self.folder, self.stack, self._number = folder, stack, 0
         self._work = folder / "project"
-        self._lay_out()
+        self._create_folder()
         backend = folder / "backend"
         backend.mkdir()
         self.environment = {
@@ -91,7 +91,7 @@ class Project:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PULUMI_BACKEND_URL": f"file://{backend}",
             "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
-            # Without it the CLI does not know `--event-log`.
+            # The CLI accepts `--event-log` only with this.
             "PULUMI_DEBUG_COMMANDS": "true",
             "PULUMI_HOME": str(folder / "home"),
             "PULUMI_SKIP_UPDATE_CHECK": "1",
@@ -112,38 +112,38 @@ class Project:
         return done
 
     def set(self, path: str, value: object) -> None:
-        """`pulumi config set --path`, as the errors of the program advise it."""
+        """Run `pulumi config set --path`, as the program's error messages recommend."""
         self.pulumi("config", "set", "--stack", self.stack, "--path", path, str(value))
 
     def replace_program(self, text: str) -> None:
-        """Another program in the place of this repository's own."""
+        """Replace this repository's program by another one."""
         program = self._work / "__main__.py"
         program.unlink()
         program.write_text(text)
 
     def run(self, verb: Verb, driver: Driver = "cli") -> Run:
-        """One run of the engine, by the CLI, the Automation API or `infra.automation`; a failure is an answer."""
-        by = {"cli": self._by_cli, "automation": self._by_automation, "ours": self._by_ours}
-        return by[driver](verb)
+        """Run the engine by the CLI, the Automation API or `infra.automation`; return failures, too."""
+        drivers = {"cli": self._run_cli, "automation": self._run_automation, "live_stack": self._run_live_stack}
+        return drivers[driver](verb)
 
     def export(self) -> str:
-        """The stack's state as a person or a backup would read it."""
+        """Return the exported state of the stack."""
         return self.pulumi("stack", "export", "--stack", self.stack).stdout
 
     def resources(self) -> list[dict[str, Any]]:
-        """The state's resources."""
+        """Return the resources in the state."""
         found = json.loads(self.export())["deployment"].get("resources") or []
         return list(found)
 
-    def _lay_out(self) -> None:
-        """Settings are copied, since commands write to them; code is linked, since it is compiled already."""
+    def _create_folder(self) -> None:
+        """Copy the settings, because commands change them; link the code, because its bytecode is cached."""
         self._work.mkdir(parents=True)
         for path in (ROOT / name for name in _LINKED):
             (self._work / path.name).symlink_to(path)
         for path in ROOT.glob("Pulumi*.yaml"):
             shutil.copy(path, self._work)
 
-    def _by_cli(self, verb: Verb) -> Run:
+    def _run_cli(self, verb: Verb) -> Run:
         self._number += 1
         log = self.folder / f"events-{self._number}.json"
         flags = {"preview": ["--diff"], "up": ["--yes", "--skip-preview"], "refresh": ["--yes"], "destroy": ["--yes"]}
@@ -155,8 +155,8 @@ class Project:
         steps = [_step(event[kind]["metadata"]) for event in events if kind in event]
         return Run(done.returncode == 0, done.stdout + done.stderr, seconds, steps)
 
-    def _by_ours(self, verb: Verb) -> Run:
-        """`infra.automation` in a process of its own; it tells what it did in words, so there are no steps."""
+    def _run_live_stack(self, verb: Verb) -> Run:
+        """Run `infra.automation` in a separate process; it prints text, so the run has no steps."""
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, verb, self.stack],
@@ -168,21 +168,21 @@ class Project:
         )
         return Run(done.returncode == 0, done.stdout + done.stderr, time.monotonic() - started)
 
-    def _by_automation(self, verb: Verb) -> Run:
-        """The repository's program as an inline one: in this process, which has imported the SDKs long ago."""
+    def _run_automation(self, verb: Verb) -> Run:
+        """Run the repository's program inline, in this process, which has already imported the SDKs."""
         options = automation.LocalWorkspaceOptions(work_dir=str(self._work), env_vars=_only_pulumi(self.environment))
         stack = automation.select_stack(self.stack, project_name=PROJECT, program=_program, opts=options)
         steps: list[Step] = []
-        wanted = "resource_pre_event" if verb == "preview" else "res_outputs_event"
+        kind = "resource_pre_event" if verb == "preview" else "res_outputs_event"
 
-        def heard(event: automation.EngineEvent) -> None:
-            found = getattr(event, wanted)
+        def collect(event: automation.EngineEvent) -> None:
+            found = getattr(event, kind)
             if found is not None:
                 steps.append(_step(found.metadata.__dict__))
 
         started = time.monotonic()
         try:
-            output = getattr(stack, verb)(on_event=heard, color="never").stdout
+            output = getattr(stack, verb)(on_event=collect, color="never").stdout
         except automation.CommandError as error:
             return Run(False, str(error), time.monotonic() - started, steps)
         return Run(True, output, time.monotonic() - started, steps)
@@ -201,10 +201,10 @@ def _step(metadata: Mapping[str, Any]) -> Step:
 
 
 def _without_pulumi(environment: Mapping[str, str]) -> dict[str, str]:
-    """A person's own settings of Pulumi must not decide what a test sees."""
+    """Return the environment without the user's own Pulumi settings."""
     return {key: value for key, value in environment.items() if not key.startswith("PULUMI_")}
 
 
 def _only_pulumi(environment: Mapping[str, str]) -> dict[str, str]:
-    """What differs from this process: the Automation API adds its variables to ours."""
+    """Return the variables that differ from this process; the Automation API adds them to its environment."""
     return {key: value for key, value in environment.items() if os.environ.get(key) != value}

@@ -1,4 +1,4 @@
-"""What the providers' own SDKs say about a resource's inputs: which are required, of which type each is."""
+"""Checks of a resource's inputs against its provider's SDK: required inputs and their types."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pulumi
 from engine_values import UNKNOWN
 from pulumi import _types as sdk_types
 
-#: Where the table of a package's resources stands in its `__init__.py`.
+#: The table of a package's resources in its `__init__.py`.
 _TABLE = re.compile(r'resource_modules="""\s*(\[.*?\])\s*"""', re.DOTALL)
 
 
 def problems(token: str, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """`(path, reason)` for each input of the resource that its SDK's classes do not allow."""
+    """Yield `(path, reason)` for each input that the SDK's classes do not allow."""
     arguments = arguments_of(token)
     if arguments is not None:
         yield from _object("", arguments, inputs)
@@ -31,31 +31,31 @@ def problems(token: str, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 @cache
 def arguments_of(token: str) -> type | None:
-    """The class of a resource's arguments; None for a kind that the SDK has no class for (custom resources)."""
+    """Return the class of a resource's arguments, or None if the SDK has none (custom resources)."""
     found = _table(token.partition(":")[0]).get(token)
     if found is None:
         return None
     module, name = found
     imported = importlib.import_module(module)
-    # Kubernetes names what a resource takes `<Kind>InitArgs`: `<Kind>Args` is the object nested in a list.
+    # For Kubernetes the arguments of a resource are `<Kind>InitArgs`; `<Kind>Args` is an object nested in a list.
     return getattr(imported, f"{name}InitArgs", None) or getattr(imported, f"{name}Args", None)
 
 
 @cache
 def _table(package: str) -> dict[str, tuple[str, str]]:
-    """The module and the class of every resource of a package, read without importing it."""
+    """Return module and class of every resource of a package, without importing the package."""
     module = f"pulumi_{package.replace('-', '_')}"
     spec = importlib.util.find_spec(module)
     assert spec, f"{module} is not installed"
     assert spec.origin, f"{module} has no __init__.py"
     found = _TABLE.search(Path(spec.origin).read_text())
-    assert found, f"{module} has another kind of table of its resources"
+    assert found, f"{module} has an unknown table of resources"
     return {token: (row["fqn"], name) for row in json.loads(found.group(1)) for token, name in row["classes"].items()}
 
 
 @cache
 def _properties(arguments: type) -> dict[str, tuple[Any, bool]]:
-    """Type and necessity of each input of a class of arguments, by its name on the wire."""
+    """Return type and requiredness of each input of an arguments class, by its name on the wire."""
     names, kinds = sdk_types.input_type_py_to_pulumi_names(arguments), sdk_types.input_type_types(arguments)
     parameters = inspect.signature(arguments.__init__).parameters
     required = {name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty}
@@ -75,12 +75,12 @@ def _object(path: str, arguments: type, value: Mapping[str, Any]) -> Iterator[tu
 
 
 def _value(path: str, kind: Any, value: Any) -> Iterator[tuple[str, str]]:
-    """A value against a type hint of the SDK; hints that say nothing of use are passed over."""
+    """Check a value against a type hint of the SDK; ignore hints without useful information."""
     if value == UNKNOWN or value is None:
         return
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        choices = [one for one in arguments if one is not type(None) and not _is_plumbing(one)]
+        choices = [one for one in arguments if one is not type(None) and not _is_wrapper(one)]
         failures = [list(_value(path, one, value)) for one in choices]
         if choices and all(failures):
             yield from min(failures, key=len)
@@ -88,14 +88,14 @@ def _value(path: str, kind: Any, value: Any) -> Iterator[tuple[str, str]]:
         yield from _items(path, arguments, value)
     elif origin in (Mapping, dict, typing.Mapping):
         if not isinstance(value, dict):
-            yield path, f"{value!r} is no map"
+            yield path, f"{value!r} is not a map"
     elif isinstance(kind, type):
         yield from _scalar(path, kind, value)
 
 
 def _items(path: str, arguments: tuple[Any, ...], value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, list):
-        yield path, f"{value!r} is no list"
+        yield path, f"{value!r} is not a list"
         return
     for index, item in enumerate(value):
         yield from _value(f"{path}[{index}]", arguments[0] if arguments else Any, item)
@@ -106,16 +106,16 @@ def _scalar(path: str, kind: type, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _object(f"{path}.", kind, value)
         else:
-            yield path, f"{value!r} is no {kind.__name__}"
+            yield path, f"{value!r} is not a {kind.__name__}"
     elif kind is str and not isinstance(value, str):
-        yield path, f"{value!r} is no text"
+        yield path, f"{value!r} is not a string"
     elif kind is bool and not isinstance(value, bool):
-        yield path, f"{value!r} is neither true nor false"
+        yield path, f"{value!r} is not a boolean"
     elif kind in (int, float) and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        yield path, f"{value!r} is no number"
+        yield path, f"{value!r} is not a number"
 
 
-def _is_plumbing(kind: Any) -> bool:
-    """Outputs and awaitables, which are one of the ways to give a value and never on the wire; typed dicts likewise."""
+def _is_wrapper(kind: Any) -> bool:
+    """Return whether a hint is an Output, an awaitable or a typed dict; none of them appears on the wire."""
     origin = typing.get_origin(kind) or kind
     return origin is pulumi.Output or getattr(origin, "__name__", "") == "Awaitable" or typing.is_typeddict(origin)

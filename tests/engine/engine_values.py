@@ -1,4 +1,4 @@
-"""Property values on the wire: protobuf structs with secrets and unknowns in them, and the plain values inside."""
+"""Property values on the wire: protobuf structs with secrets and unknowns, and the plain values inside."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from google.protobuf import json_format, struct_pb2
 
-#: The wire's own markers (`pulumi.runtime.rpc`): the key of a wrapped value, the kind of wrapping, an unknown value.
+#: Markers from `pulumi.runtime.rpc`: the key of a wrapped value, the kind of wrapping, an unknown value.
 SIGNATURE = "4dabf18193072939515e22adb298388d"
 SECRET = "1b47061264138c4ac30d75fd1eb44270"
 UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 
 
 def decode(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The struct as Python, secrets still wrapped; whole numbers are ints."""
+    """Return the struct as Python values; secrets stay wrapped, whole numbers are ints."""
     return {key: _whole(value) for key, value in json_format.MessageToDict(struct).items()}
 
 
 def encode(value: Mapping[str, Any]) -> struct_pb2.Struct:
-    """A struct for the wire."""
+    """Return a struct for the wire."""
     struct = struct_pb2.Struct()
     struct.update(dict(value))
     return struct
 
 
 def plain(value: Any) -> Any:
-    """The value with every secret unwrapped."""
+    """Return the value with every secret unwrapped."""
     if isinstance(value, dict):
         if value.get(SIGNATURE) == SECRET:
             return plain(value["value"])
@@ -35,12 +35,12 @@ def plain(value: Any) -> Any:
 
 
 def secret(value: Any) -> dict[str, Any]:
-    """The value marked as secret."""
+    """Return the value marked as secret."""
     return {SIGNATURE: SECRET, "value": value}
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Every scalar inside a plain value."""
+    """Yield every scalar inside a plain value."""
     if isinstance(value, dict):
         for item in value.values():
             yield from leaves(item)
@@ -52,19 +52,19 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether something inside is not known before `up`."""
+    """Return whether any part of the value is unknown before `up`."""
     return any(leaf == UNKNOWN for leaf in leaves(value))
 
 
 def at(value: Any, path: str) -> Any:
-    """What stands at `spec.template` of a plain value, None where there is nothing."""
+    """Return the part of a plain value at a path such as `spec.template`, or None."""
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Paths (`spec.rules[0].port`) at which two plain values differ."""
+    """Yield the paths (`spec.rules[0].port`) at which two plain values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
@@ -76,7 +76,7 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
 
 
 def _whole(value: Any) -> Any:
-    """Numbers travel as floats; 2.0 is what an API would answer as 2."""
+    """Turn whole floats into ints: protobuf sends every number as a float."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""AWS: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+"""Simulated AWS: computed outputs, refused requests, replacements and deletion rules of the types in use."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import json
 from collections.abc import Iterator, Mapping
 
 from engine_values import at
-from engine_world import Inputs, Refused, Rules, Thing, World
+from engine_world import Inputs, Refused, Resource, Rules, World
 
 _DEPENDENCY = "DependencyViolation"
 _INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
 _ADDON, _NODES, _CLUSTER = "aws:eks/addon:Addon", "aws:eks/nodeGroup:NodeGroup", "aws:eks/cluster:Cluster"
 _ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 _TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
-#: Add-ons without which a node does not become ready, and those whose own pods need a node.
+#: Add-ons that a node needs to become ready, and add-ons whose pods need a node.
 _NODE_ADDONS = ("vpc-cni", "kube-proxy")
 _POD_ADDONS = ("coredns", "metrics-server", "aws-ebs-csi-driver", "amazon-cloudwatch-observability")
 
 
-def _all_of(*types: str, words: str = _DEPENDENCY) -> dict[str, str]:
-    return dict.fromkeys(types, words)
+def _all_of(*types: str, error: str = _DEPENDENCY) -> dict[str, str]:
+    return dict.fromkeys(types, error)
 
 
 def _lustre_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html"""
+    # https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html
     size, speed = inputs.get("storageCapacity"), inputs.get("perUnitStorageThroughput")
     if inputs.get("deploymentType") not in ("PERSISTENT_2", "PERSISTENT_1", "SCRATCH_1", "SCRATCH_2"):
         yield "deploymentType", "no such deployment type"
@@ -38,14 +38,14 @@ def _lustre_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
 
 
 def _lustre_replaces(old: Inputs, new: Inputs) -> Iterator[str]:
-    """FSx grows a file system in place and never shrinks one, so the provider makes another."""
+    """Yield the size if it shrinks: FSx cannot shrink a file system, so the provider replaces it."""
     if new["storageCapacity"] < old["storageCapacity"]:
         yield "storageCapacity"
 
 
 def _nodes_created(world: World, inputs: Inputs) -> None:
-    """A node that finds no network add-on never becomes ready, and the group fails after half an hour."""
-    found = {thing.inputs["addonName"] for thing in world.of_type(_ADDON)}
+    """Refuse a node group without network add-ons: its nodes never become ready."""
+    found = {resource.inputs["addonName"] for resource in world.of_type(_ADDON)}
     missing = [name for name in _NODE_ADDONS if name not in found]
     if missing:
         raise Refused(f"NodeCreationFailure: Unhealthy nodes in the kubernetes cluster; no {' and no '.join(missing)}")
@@ -55,21 +55,21 @@ def _nodes_created(world: World, inputs: Inputs) -> None:
     _policies_attached(world, inputs["nodeRoleArn"])
 
 
-def _nodes_resized(world: World, thing: Thing, inputs: Inputs) -> None:
-    """EKS takes no bounds that exclude the present size, which is the autoscaler's business."""
+def _nodes_resized(world: World, resource: Resource, inputs: Inputs) -> None:
+    """Refuse bounds that exclude the current size, which the autoscaler sets."""
     scaling = inputs["scalingConfig"]
     if not scaling["minSize"] <= scaling["desiredSize"] <= scaling["maxSize"]:
         raise Refused(f"InvalidParameterException: desired capacity {scaling['desiredSize']} is outside the new bounds")
 
 
 def _policies_attached(world: World, arn: str) -> None:
-    role = next(thing for thing in world.of_type("aws:iam/role:Role") if thing.computed["arn"] == arn)
+    role = next(resource for resource in world.of_type("aws:iam/role:Role") if resource.computed["arn"] == arn)
     names = {one.inputs["policyArn"].rpartition("/")[2] for one in world.users(role, [_ATTACHMENT])}
     if "AmazonEKSWorkerNodePolicy" not in names:
         raise Refused("NodeCreationFailure: instances failed to join the cluster; no AmazonEKSWorkerNodePolicy")
 
 
-def _template(world: World, inputs: Inputs) -> Thing | None:
+def _template(world: World, inputs: Inputs) -> Resource | None:
     return world.find(_TEMPLATE, at(inputs, "launchTemplate.id") or "")
 
 
@@ -79,54 +79,56 @@ def _addon_created(world: World, inputs: Inputs) -> None:
         raise Refused(f"waiting for EKS Add-On {name}: unexpected state 'DEGRADED', insufficient number of replicas")
 
 
-def _leaves_interfaces(world: World, thing: Thing) -> None:
-    """Without the network add-on and its rights nobody gives back the interfaces of nodes that still run."""
-    is_cni = thing.inputs.get("addonName") == "vpc-cni" or "AmazonEKS_CNI_Policy" in str(thing.inputs.get("policyArn"))
+def _leave_interfaces(world: World, resource: Resource) -> None:
+    """Leave network interfaces behind if the CNI add-on or its policy is deleted while nodes run."""
+    is_cni = resource.inputs.get("addonName") == "vpc-cni" or "AmazonEKS_CNI_Policy" in str(
+        resource.inputs.get("policyArn")
+    )
     for group in world.of_type(_NODES) if is_cni else []:
         world.add(_INTERFACE, f"eni-left-by-{group.id}", {"subnetIds": group.inputs["subnetIds"]})
 
 
-def _group_deleted(world: World, thing: Thing) -> None:
-    """Interfaces of nodes have the security groups of their launch template."""
+def _group_deleted(world: World, resource: Resource) -> None:
+    """Refuse while a node group uses the security group: interfaces get the groups of the launch template."""
     for group in world.of_type(_NODES):
         template = _template(world, group.inputs)
-        if template and template.points_at(thing):
-            raise Refused(f"{_DEPENDENCY}: {thing.id} has a dependent object, an interface of {group.name}")
+        if template and template.refers_to(resource):
+            raise Refused(f"{_DEPENDENCY}: {resource.id} has a dependent object, an interface of {group.name}")
 
 
-def _placement_deleted(world: World, thing: Thing) -> None:
+def _placement_deleted(world: World, resource: Resource) -> None:
     for group in world.of_type(_NODES):
         template = _template(world, group.inputs)
-        if template and at(template.inputs, "placement.groupName") in thing.handles:
-            raise Refused(f"InvalidPlacementGroup.InUse: {thing.id} is used by instances of {group.name}")
+        if template and at(template.inputs, "placement.groupName") in resource.identifiers:
+            raise Refused(f"InvalidPlacementGroup.InUse: {resource.id} is used by instances of {group.name}")
 
 
-def _gateway_deleted(world: World, thing: Thing) -> None:
+def _gateway_deleted(world: World, resource: Resource) -> None:
     for gateway in world.of_type("aws:ec2/natGateway:NatGateway"):
-        raise Refused(f"{_DEPENDENCY}: {thing.id} has mapped public addresses, that of {gateway.name}")
+        raise Refused(f"{_DEPENDENCY}: {resource.id} has mapped public addresses, that of {gateway.name}")
 
 
-def _bucket_deleted(world: World, thing: Thing) -> None:
-    objects = [one for one in world.of_type("aws:s3/bucketObjectv2:BucketObjectv2") if one.points_at(thing)]
-    if objects and not thing.inputs.get("forceDestroy"):
-        raise Refused(f"BucketNotEmpty: {thing.id} has {len(objects)} objects")
+def _bucket_deleted(world: World, resource: Resource) -> None:
+    objects = [one for one in world.of_type("aws:s3/bucketObjectv2:BucketObjectv2") if one.refers_to(resource)]
+    if objects and not resource.inputs.get("forceDestroy"):
+        raise Refused(f"BucketNotEmpty: {resource.id} has {len(objects)} objects")
     for one in objects:
         world.remove(one)
 
 
-def _repository_deleted(world: World, thing: Thing) -> None:
-    url = thing.computed["repositoryUrl"]
+def _repository_deleted(world: World, resource: Resource) -> None:
+    url = resource.computed["repositoryUrl"]
     pushed = [image for image in world.of_type("docker-build:index:Image") if url in str(image.inputs["tags"])]
-    if pushed and not thing.inputs.get("forceDelete"):
-        raise Refused(f"RepositoryNotEmptyException: {thing.id} has images")
+    if pushed and not resource.inputs.get("forceDelete"):
+        raise Refused(f"RepositoryNotEmptyException: {resource.id} has images")
 
 
 def _template_computed(name: str, inputs: Inputs) -> Inputs:
-    """Another content is another version."""
+    """Return outputs with a version that depends on the content."""
     return {"latestVersion": 1 + len(str(sorted(inputs.items(), key=str))), "arn": f"arn:aws:ec2:::template/{name}"}
 
 
-_POLICY_TURN = Rules(turn=lambda inputs: f"policies of {inputs['bucket']}")
+_POLICY_RULES = Rules(lock_key=lambda inputs: f"policies of {inputs['bucket']}")
 
 RULES: Mapping[str, Rules] = {
     "aws:ec2/vpc:Vpc": Rules(
@@ -160,17 +162,17 @@ RULES: Mapping[str, Rules] = {
         on_delete=_group_deleted,
     ),
     "aws:ec2/internetGateway:InternetGateway": Rules(("vpcId",), on_delete=_gateway_deleted),
-    "aws:ec2/eip:Eip": Rules(("domain",), _all_of("aws:ec2/natGateway:NatGateway", words="InvalidIPAddress.InUse")),
+    "aws:ec2/eip:Eip": Rules(("domain",), _all_of("aws:ec2/natGateway:NatGateway", error="InvalidIPAddress.InUse")),
     "aws:ec2/natGateway:NatGateway": Rules(("allocationId", "subnetId")),
     "aws:ec2/route:Route": Rules(("routeTableId", "destinationCidrBlock")),
     "aws:ec2/routeTable:RouteTable": Rules(("vpcId",), _all_of("aws:ec2/routeTableAssociation:RouteTableAssociation")),
     "aws:ec2/routeTableAssociation:RouteTableAssociation": Rules(("subnetId",)),
     "aws:ec2/vpcEndpoint:VpcEndpoint": Rules(("serviceName", "vpcEndpointType", "vpcId")),
     "aws:ec2/placementGroup:PlacementGroup": Rules(("name", "strategy"), on_delete=_placement_deleted),
-    _TEMPLATE: Rules(("name",), _all_of(_NODES, words="launch template in use"), computed=_template_computed),
+    _TEMPLATE: Rules(("name",), _all_of(_NODES, error="launch template in use"), computed=_template_computed),
     _CLUSTER: Rules(
         ("name", "roleArn", "encryptionConfig", "kubernetesNetworkConfig", "vpcConfig.subnetIds"),
-        _all_of(_NODES, words="ResourceInUseException: Cluster has nodegroups attached"),
+        _all_of(_NODES, error="ResourceInUseException: Cluster has nodegroups attached"),
         identity=lambda name, inputs: str(inputs["name"]),
         computed=lambda name, inputs: {"arn": f"arn:aws:eks:us-west-2:123456789012:cluster/{inputs['name']}"},
     ),
@@ -179,7 +181,7 @@ RULES: Mapping[str, Rules] = {
         on_create=_nodes_created,
         on_update=_nodes_resized,
     ),
-    _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leaves_interfaces),
+    _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leave_interfaces),
     "aws:eks/podIdentityAssociation:PodIdentityAssociation": Rules(("clusterName", "namespace", "serviceAccount")),
     "aws:fsx/lustreFileSystem:LustreFileSystem": Rules(
         ("deploymentType", "fileSystemTypeVersion", "kmsKeyId", "securityGroupIds", "storageType", "subnetIds"),
@@ -191,22 +193,20 @@ RULES: Mapping[str, Rules] = {
     ),
     "aws:iam/role:Role": Rules(
         ("name",),
-        _all_of(_ATTACHMENT, "aws:iam/rolePolicy:RolePolicy", _NODES, _CLUSTER, words="DeleteConflict"),
+        _all_of(_ATTACHMENT, "aws:iam/rolePolicy:RolePolicy", _NODES, _CLUSTER, error="DeleteConflict"),
     ),
-    _ATTACHMENT: Rules(("policyArn", "role"), on_delete=_leaves_interfaces),
+    _ATTACHMENT: Rules(("policyArn", "role"), on_delete=_leave_interfaces),
     "aws:iam/rolePolicy:RolePolicy": Rules(("role",)),
     "aws:kms/alias:Alias": Rules(("name",), identity=lambda name, inputs: str(inputs["name"])),
     "aws:kms/key:Key": Rules(
         (),
-        _all_of(
-            _CLUSTER, "aws:fsx/lustreFileSystem:LustreFileSystem", words="nothing could read what the key encrypted"
-        ),
+        _all_of(_CLUSTER, "aws:fsx/lustreFileSystem:LustreFileSystem", error="the key is in use"),
     ),
     "aws:cloudwatch/logGroup:LogGroup": Rules(("name",), identity=lambda name, inputs: str(inputs["name"])),
     "aws:ecr/repository:Repository": Rules(("encryptionConfigurations", "name"), on_delete=_repository_deleted),
     "aws:s3/bucket:Bucket": Rules(("bucket",), on_delete=_bucket_deleted),
-    "aws:s3/bucketPolicy:BucketPolicy": _POLICY_TURN,
-    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": _POLICY_TURN,
+    "aws:s3/bucketPolicy:BucketPolicy": _POLICY_RULES,
+    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": _POLICY_RULES,
     "aws:s3/bucketObjectv2:BucketObjectv2": Rules(
         ("bucket", "key"), identity=lambda name, inputs: f"{inputs['bucket']}/{inputs['key']}"
     ),
@@ -218,7 +218,7 @@ RULES: Mapping[str, Rules] = {
 
 
 def control_plane(inputs: Inputs, role_arn: str) -> Inputs:
-    """The inputs of the `aws.eks.Cluster` inside pulumi-eks's component."""
+    """Return the inputs of the `aws.eks.Cluster` inside the component of pulumi-eks."""
     return {
         "name": inputs["name"],
         "roleArn": role_arn,
@@ -233,7 +233,7 @@ def control_plane(inputs: Inputs, role_arn: str) -> Inputs:
     }
 
 
-def trust() -> str:
-    """Who assumes the role of the control plane."""
+def trust_policy() -> str:
+    """Return the trust policy of the control plane's role."""
     statement = {"Effect": "Allow", "Principal": {"Service": "eks.amazonaws.com"}, "Action": "sts:AssumeRole"}
     return json.dumps({"Version": "2012-10-17", "Statement": [statement]})

@@ -1,11 +1,11 @@
-"""Azure: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+"""Simulated Azure: identifiers, refused requests, replacements and deletion rules of the types in use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from engine_values import at
-from engine_world import Inputs, Refused, Rules, Thing, World
+from engine_world import Inputs, Refused, Resource, Rules, World
 
 _A = "azure-native:"
 _TIB = 2**40
@@ -15,7 +15,7 @@ _GROUP, _CLUSTER = f"{_A}resources:ResourceGroup", f"{_A}containerservice:Manage
 _AGENTS = f"{_A}containerservice:AgentPool"
 _LEVELS = ("Standard", "Premium", "Ultra", "Flexible")
 
-#: Inputs that name what contains a resource, outermost first; the last one given is its own name where it has one.
+#: Inputs that name the containers of a resource, outermost first. For types in `_OWN_NAME` the last is its own name.
 _PATH = (
     "virtualNetworkName",
     "subnetName",
@@ -49,7 +49,7 @@ _OWN_NAME = {
 
 
 def identity(token: str, name: str, inputs: Inputs) -> str:
-    """A resource's path below the subscription."""
+    """Return the resource's path below the subscription."""
     if token == _GROUP:
         return f"/subscriptions/0/resourceGroups/{name}"
     parts = [str(inputs[key]) for key in _PATH if inputs.get(key)]
@@ -61,10 +61,10 @@ def identity(token: str, name: str, inputs: Inputs) -> str:
 
 
 def _pool_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """https://learn.microsoft.com/en-us/azure/azure-netapp-files/azure-netapp-files-resource-limits"""
+    # https://learn.microsoft.com/en-us/azure/azure-netapp-files/azure-netapp-files-resource-limits
     size = inputs["size"]
     if not isinstance(size, (int, float)) or size < _TIB or size % _TIB:
-        yield "size", "a pool has whole TiB, in bytes, 1 TiB at least"
+        yield "size", "must be a whole number of TiB, in bytes, at least 1 TiB"
     if inputs.get("serviceLevel") not in _LEVELS:
         yield "serviceLevel", f"must be one of {_LEVELS}"
     if inputs.get("qosType", "Auto") not in ("Auto", "Manual"):
@@ -74,14 +74,14 @@ def _pool_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
 def _volume_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
     size = inputs["usageThreshold"]
     if not isinstance(size, (int, float)) or not 50 * 2**30 <= size <= 100 * _TIB:
-        yield "usageThreshold", "a volume has 50 GiB to 100 TiB, in bytes"
+        yield "usageThreshold", "must be 50 GiB to 100 TiB, in bytes"
     if not set(inputs.get("protocolTypes", ["NFSv3"])) <= {"NFSv3", "NFSv4.1", "CIFS"}:
-        yield "protocolTypes", "must be of NFSv3, NFSv4.1 and CIFS"
+        yield "protocolTypes", "must be NFSv3, NFSv4.1 or CIFS"
     if inputs.get("networkFeatures", "Standard") not in ("Basic", "Standard"):
         yield "networkFeatures", "must be Basic or Standard"
 
 
-def _pool_of(world: World, inputs: Inputs) -> Thing:
+def _pool_of(world: World, inputs: Inputs) -> Resource:
     for pool in world.of_type(_POOL):
         if all(pool.inputs[key] == inputs[key] for key in ("accountName", "poolName")):
             return pool
@@ -90,30 +90,30 @@ def _pool_of(world: World, inputs: Inputs) -> Thing:
 
 def _volume_fits(world: World, inputs: Inputs) -> None:
     if inputs["usageThreshold"] > _pool_of(world, inputs).inputs["size"]:
-        raise Refused("PoolSizeTooSmall: the volume is larger than what is left of its pool")
+        raise Refused("PoolSizeTooSmall: the volume is larger than its pool")
     subnet = world.find(_SUBNET, inputs["subnetId"])
     services = [one.get("serviceName") for one in (subnet.inputs.get("delegations") or [])] if subnet else []
     if "Microsoft.NetApp/volumes" not in services:
         raise Refused("NoDelegatedSubnet: the subnet is not delegated to Microsoft.NetApp/volumes")
 
 
-def _volumes_of(world: World, pool: Inputs) -> list[Thing]:
+def _volumes_of(world: World, pool: Inputs) -> list[Resource]:
     keys = ("accountName", "poolName")
     return [one for one in world.of_type(_VOLUME) if all(one.inputs[key] == pool[key] for key in keys)]
 
 
-def _pool_updated(world: World, thing: Thing, inputs: Inputs) -> None:
+def _pool_updated(world: World, resource: Resource, inputs: Inputs) -> None:
     used = sum(volume.inputs["usageThreshold"] for volume in _volumes_of(world, inputs))
     if inputs["size"] < used:
-        raise Refused(f"PoolSizeTooSmall: volumes of {used} bytes are in the pool, it cannot have {inputs['size']}")
+        raise Refused(f"PoolSizeTooSmall: the pool holds volumes of {used} bytes, its size cannot be {inputs['size']}")
 
 
-def _pool_deleted(world: World, thing: Thing) -> None:
-    for volume in _volumes_of(world, thing.inputs):
-        raise Refused(f"CannotDeleteResource: {thing.id} has nested resources, {volume.name}")
+def _pool_deleted(world: World, resource: Resource) -> None:
+    for volume in _volumes_of(world, resource.inputs):
+        raise Refused(f"CannotDeleteResource: {resource.id} has nested resources, {volume.name}")
 
 
-def _agents_updated(world: World, thing: Thing, inputs: Inputs) -> None:
+def _agents_updated(world: World, resource: Resource, inputs: Inputs) -> None:
     if not inputs.get("enableAutoScaling"):
         return
     if not inputs["minCount"] <= inputs["count"] <= inputs["maxCount"]:
@@ -121,18 +121,18 @@ def _agents_updated(world: World, thing: Thing, inputs: Inputs) -> None:
 
 
 def _agents_created(world: World, inputs: Inputs) -> None:
-    _agents_updated(world, Thing(_AGENTS, "", "", "", inputs, {}), inputs)
+    _agents_updated(world, Resource(_AGENTS, "", "", "", inputs, {}), inputs)
 
 
-def _group_deleted(world: World, thing: Thing) -> None:
-    """A group goes with all that is in it."""
-    for inside in [one for one in world.things.values() if one.id.startswith(f"{thing.id}/")]:
+def _group_deleted(world: World, resource: Resource) -> None:
+    """Remove everything in the resource group."""
+    for inside in [one for one in world.resources.values() if one.id.startswith(f"{resource.id}/")]:
         world.remove(inside)
 
 
-def _cluster_deleted(world: World, thing: Thing) -> None:
+def _cluster_deleted(world: World, resource: Resource) -> None:
     for pool in world.of_type(_AGENTS):
-        if pool.inputs["resourceName"] in thing.handles:
+        if pool.inputs["resourceName"] in resource.identifiers:
             world.remove(pool)
 
 
@@ -140,8 +140,8 @@ def _nested(*types: str) -> dict[str, str]:
     return dict.fromkeys(types, "CannotDeleteResource: nested resources exist")
 
 
-def _placed(inputs: Inputs) -> str:
-    """One VNet, one change at a time."""
+def _subnets_lock(inputs: Inputs) -> str:
+    """Return the lock of the VNet: it allows one change of its subnets at a time."""
     return f"subnets of {inputs['virtualNetworkName']}"
 
 
@@ -155,7 +155,7 @@ RULES: Mapping[str, Rules] = {
     _SUBNET: Rules(
         ("subnetName", "virtualNetworkName"),
         dict.fromkeys((_CLUSTER, _AGENTS, _VOLUME, f"{_A}network:PrivateEndpoint"), _IN_USE),
-        turn=_placed,
+        lock_key=_subnets_lock,
     ),
     _NSG: Rules(("location",), {_SUBNET: "InUseNetworkSecurityGroupCannotBeDeleted"}),
     f"{_A}network:NatGateway": Rules(("location", "sku"), {_SUBNET: "NatGatewayInUseBySubnet"}),
@@ -188,7 +188,7 @@ RULES: Mapping[str, Rules] = {
         ),
         problems=_volume_problems,
         on_create=_volume_fits,
-        on_update=lambda world, thing, inputs: _volume_fits(world, inputs),
+        on_update=lambda world, resource, inputs: _volume_fits(world, inputs),
     ),
     _CLUSTER: Rules(
         ("dnsPrefix", "location", "networkProfile.podCidr", "networkProfile.serviceCidr", "resourceName"),
@@ -225,8 +225,8 @@ RULES: Mapping[str, Rules] = {
 }
 
 
-def may_administer(world: World) -> bool:
-    """Whether somebody still holds the role without which AKS's API answers 403."""
+def has_admin_role(world: World) -> bool:
+    """Return whether the AKS admin role is assigned; without it the cluster's API answers 403."""
     role = "b1ff04bb-8a4e-4dc4-8eb5-8693973ce19b"
     grants = world.of_type(f"{_A}authorization:RoleAssignment")
     return any(str(at(one.inputs, "roleDefinitionId")).endswith(role) for one in grants)

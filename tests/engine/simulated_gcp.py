@@ -1,17 +1,17 @@
-"""Google Cloud: what its services answer, refuse, replace and keep, as far as a stack here can meet it."""
+"""Simulated Google Cloud: refused requests, replacements and deletion rules of the types in use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from engine_values import at
-from engine_world import Inputs, Refused, Rules, Thing, World
+from engine_world import Inputs, Refused, Resource, Rules, World
 
 _NETWORK, _SUBNET = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
 _CLUSTER, _NODES = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
 _FILESTORE, _OBJECT = "gcp:filestore/instance:Instance", "gcp:storage/bucketObject:BucketObject"
 _USED = "resourceInUseByAnotherResource"
-#: Filestore's zonal tier: two bands with steps of their own, and no way from one into the other.
+#: Filestore's zonal tier: (minimum, maximum, step) of two size bands; no resize from one band to the other.
 _BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
 _TIERS = ("BASIC_HDD", "BASIC_SSD", "HIGH_SCALE_SSD", "ZONAL", "REGIONAL", "ENTERPRISE")
 
@@ -24,49 +24,49 @@ def _band(size_gib: object) -> int | None:
 
 
 def _filestore_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """https://cloud.google.com/filestore/docs/service-tiers"""
+    # https://cloud.google.com/filestore/docs/service-tiers
     if inputs.get("tier") not in _TIERS:
         yield "tier", f"must be one of {_TIERS}"
     if inputs.get("tier") == "ZONAL" and _band(at(inputs, "fileShares.capacityGb")) is None:
-        yield "fileShares.capacityGb", "1024 to 9984 in steps of 256, or 10240 to 102400 in steps of 2560"
+        yield "fileShares.capacityGb", "must be 1024 to 9984 in steps of 256, or 10240 to 102400 in steps of 2560"
     if inputs.get("protocol", "NFS_V3") not in ("NFS_V3", "NFS_V4_1"):
         yield "protocol", "must be NFS_V3 or NFS_V4_1"
 
 
-def _filestore_updated(world: World, thing: Thing, inputs: Inputs) -> None:
-    before, after = (at(one, "fileShares.capacityGb") for one in (thing.inputs, inputs))
+def _filestore_updated(world: World, resource: Resource, inputs: Inputs) -> None:
+    before, after = (at(one, "fileShares.capacityGb") for one in (resource.inputs, inputs))
     if _band(before) != _band(after):
         raise Refused(f"INVALID_ARGUMENT: an instance of {before} GiB cannot become one of {after} GiB")
 
 
-def _cluster_deleted(world: World, thing: Thing) -> None:
-    if thing.inputs.get("deletionProtection", True):
+def _cluster_deleted(world: World, resource: Resource) -> None:
+    if resource.inputs.get("deletionProtection", True):
         raise Refused("cannot destroy cluster because deletion_protection is set to true")
-    for pool in world.users(thing, [_NODES]):
+    for pool in world.users(resource, [_NODES]):
         world.remove(pool)
 
 
 def _nodes_created(world: World, inputs: Inputs) -> None:
-    """A private node reaches the registry of its own agents through the NAT gateway."""
+    """Refuse nodes without a NAT gateway: private nodes pull the images of their agents through it."""
     if not world.of_type("gcp:compute/routerNat:RouterNat"):
-        raise Refused("All cluster resources were brought up, but: only 0 nodes out of 1 have registered; no way out")
+        raise Refused("All cluster resources were brought up, but: only 0 nodes out of 1 have registered; no Cloud NAT")
 
 
-def _nat_deleted(world: World, thing: Thing) -> None:
+def _nat_deleted(world: World, resource: Resource) -> None:
     for pool in world.of_type(_NODES):
-        raise Refused(f"{_USED}: nodes of {pool.name} are in use of {thing.id}")
+        raise Refused(f"{_USED}: {resource.id} is in use by nodes of {pool.name}")
 
 
-def _bucket_deleted(world: World, thing: Thing) -> None:
-    objects = world.users(thing, [_OBJECT])
-    if objects and not thing.inputs.get("forceDestroy"):
-        raise Refused(f"Error trying to delete bucket {thing.id} containing objects without `force_destroy`")
+def _bucket_deleted(world: World, resource: Resource) -> None:
+    objects = world.users(resource, [_OBJECT])
+    if objects and not resource.inputs.get("forceDestroy"):
+        raise Refused(f"Error trying to delete bucket {resource.id} containing objects without `force_destroy`")
     for one in objects:
         world.remove(one)
 
 
 def _api_enabled(api: str) -> Rules:
-    """Nothing of a service exists before its API is switched on."""
+    """Return rules that refuse a create until the service's API is enabled."""
 
     def created(world: World, inputs: Inputs) -> None:
         found = {one.inputs["service"] for one in world.of_type("gcp:projects/service:Service")}
@@ -76,7 +76,7 @@ def _api_enabled(api: str) -> Rules:
     return Rules(on_create=created)
 
 
-def _with(api: str, rules: Rules) -> Rules:
+def _with_api(api: str, rules: Rules) -> Rules:
     enabled, own = _api_enabled(api), rules.on_create
 
     def created(world: World, inputs: Inputs) -> None:
@@ -87,11 +87,11 @@ def _with(api: str, rules: Rules) -> Rules:
 
 
 RULES: Mapping[str, Rules] = {
-    "gcp:vertex/aiTensorboard:AiTensorboard": _with(
+    "gcp:vertex/aiTensorboard:AiTensorboard": _with_api(
         "aiplatform",
         Rules(("region",), identity=lambda name, inputs: "projects/my-project/locations/us-central1/tensorboards/7"),
     ),
-    _NETWORK: _with(
+    _NETWORK: _with_api(
         "compute",
         Rules(
             ("autoCreateSubnetworks", "name"),
@@ -101,7 +101,7 @@ RULES: Mapping[str, Rules] = {
             ),
         ),
     ),
-    _SUBNET: _with(
+    _SUBNET: _with_api(
         "compute",
         Rules(
             ("name", "network", "region"),
@@ -111,7 +111,7 @@ RULES: Mapping[str, Rules] = {
     "gcp:compute/firewall:Firewall": Rules(("direction", "name", "network")),
     "gcp:compute/router:Router": Rules(("name", "network", "region"), {"gcp:compute/routerNat:RouterNat": _USED}),
     "gcp:compute/routerNat:RouterNat": Rules(("name", "region", "router"), on_delete=_nat_deleted),
-    _CLUSTER: _with(
+    _CLUSTER: _with_api(
         "container",
         Rules(
             (
@@ -131,7 +131,7 @@ RULES: Mapping[str, Rules] = {
             on_delete=_cluster_deleted,
         ),
     ),
-    _NODES: _with(
+    _NODES: _with_api(
         "container",
         Rules(
             (
@@ -149,7 +149,7 @@ RULES: Mapping[str, Rules] = {
             on_create=_nodes_created,
         ),
     ),
-    _FILESTORE: _with(
+    _FILESTORE: _with_api(
         "file",
         Rules(
             ("location", "name", "networks", "protocol", "tier"),
@@ -157,13 +157,13 @@ RULES: Mapping[str, Rules] = {
             on_update=_filestore_updated,
         ),
     ),
-    "gcp:storage/bucket:Bucket": _with("storage", Rules(("location", "name"), on_delete=_bucket_deleted)),
-    "gcp:serviceaccount/account:Account": _with("iam", Rules(("accountId",))),
+    "gcp:storage/bucket:Bucket": _with_api("storage", Rules(("location", "name"), on_delete=_bucket_deleted)),
+    "gcp:serviceaccount/account:Account": _with_api("iam", Rules(("accountId",))),
     "gcp:serviceaccount/iAMMember:IAMMember": Rules(("member", "role", "serviceAccountId")),
-    "gcp:kms/keyRing:KeyRing": _with("cloudkms", Rules(("location", "name"))),
-    "gcp:kms/cryptoKey:CryptoKey": _with("cloudkms", Rules(("keyRing", "name"))),
+    "gcp:kms/keyRing:KeyRing": _with_api("cloudkms", Rules(("location", "name"))),
+    "gcp:kms/cryptoKey:CryptoKey": _with_api("cloudkms", Rules(("keyRing", "name"))),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": Rules(("cryptoKeyId", "member", "role"), {}),
-    "gcp:artifactregistry/repository:Repository": _with(
+    "gcp:artifactregistry/repository:Repository": _with_api(
         "artifactregistry",
         Rules(
             ("format", "location", "repositoryId"),

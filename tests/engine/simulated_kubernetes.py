@@ -1,4 +1,4 @@
-"""The API server of a cluster: kinds that must exist, objects in use, fields that cannot change."""
+"""A simulated Kubernetes API server: served kinds, objects in use, immutable fields."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import simulated_azure
 from engine_values import at
-from engine_world import Inputs, Refused, Rules, Thing, World
+from engine_world import Inputs, Refused, Resource, Rules, World
 
 _CONTROL_PLANES = (
     "aws:eks/cluster:Cluster",
     "azure-native:containerservice:ManagedCluster",
     "gcp:container/cluster:Cluster",
 )
-#: Nodes that operators run on; AKS's first pool is a part of the control plane's own resource.
+#: Nodes for operators; the first pool of AKS is part of the cluster resource.
 _NODES = (
     "aws:eks/nodeGroup:NodeGroup",
     "azure-native:containerservice:ManagedCluster",
@@ -21,11 +21,11 @@ _NODES = (
 )
 _RELEASE, _CRD = "kubernetes:helm.sh/v3:Release", "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition"
 _CLAIM, _VOLUME = "kubernetes:core/v1:PersistentVolumeClaim", "kubernetes:core/v1:PersistentVolume"
-#: Groups of an API server without any operator.
+#: API groups without any operator.
 _BUILT_IN = ("core", "apps", "batch", "policy", "networking.k8s.io", "apiextensions.k8s.io", "helm.sh")
-#: Groups that GKE serves itself.
+#: API groups that GKE serves.
 _MANAGED = ("networking.gke.io",)
-#: The groups of custom resources that each chart brings, by the name of its release.
+#: API groups of the CRDs that each chart installs, by release name.
 _CHART_GROUPS = {
     "kube-prometheus-stack": ("monitoring.coreos.com",),
     "network-operator": ("mellanox.com", "nfd.k8s-sigs.io"),
@@ -37,7 +37,7 @@ _METADATA = ("metadata.name", "metadata.namespace")
 _JOB = ("spec.completions", "spec.parallelism", "spec.selector", "spec.template")
 _SOURCES = ("csi", "nfs", "hostPath")
 
-#: What the provider replaces, beside an object's name and namespace (its documentation, "replacement of objects").
+#: Fields besides name and namespace that the provider replaces (its documentation, "replacement of objects").
 _REPLACED: Mapping[str, tuple[str, ...]] = {
     "kubernetes:apps/v1:Deployment": ("spec.selector",),
     "kubernetes:apps/v1:DaemonSet": ("spec.selector",),
@@ -47,7 +47,7 @@ _REPLACED: Mapping[str, tuple[str, ...]] = {
     _CLAIM: ("spec.accessModes", "spec.selector", "spec.storageClassName", "spec.volumeName"),
     _RELEASE: ("name", "namespace"),
 }
-#: What the API server never changes on an object that exists.
+#: Fields that the API server never changes.
 _IMMUTABLE: Mapping[str, tuple[str, ...]] = {
     "kubernetes:batch/v1:Job": ("spec.completions", "spec.selector", "spec.template"),
     "kubernetes:apps/v1:Deployment": ("spec.selector",),
@@ -57,33 +57,33 @@ _IMMUTABLE: Mapping[str, tuple[str, ...]] = {
 
 
 def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
-    """The rules of any kind; `reachable` says whether there is an API server to talk to."""
+    """Return the rules of a kind; `reachable` returns whether there is an API server."""
 
-    def served(world: World) -> None:
+    def check_access(world: World) -> None:
         if not reachable(world):
             raise Refused("configured Kubernetes cluster is unreachable: unable to load schema information")
-        if world.of_type(_CONTROL_PLANES[1]) and not simulated_azure.may_administer(world):
+        if world.of_type(_CONTROL_PLANES[1]) and not simulated_azure.has_admin_role(world):
             raise Refused("Forbidden: the user has no role on the cluster")
 
     def created(world: World, inputs: Inputs) -> None:
-        served(world)
-        _kind_exists(world, token)
-        _namespace_exists(world, inputs)
+        check_access(world)
+        _require_kind(world, token)
+        _require_namespace(world, inputs)
         if token == _RELEASE:
-            _nodes_exist(world, "INSTALLATION FAILED: context deadline exceeded")
+            _require_nodes(world, "INSTALLATION FAILED: context deadline exceeded")
 
-    def updated(world: World, thing: Thing, inputs: Inputs) -> None:
-        served(world)
-        _kind_exists(world, token)
-        _changes_allowed(token, thing.inputs, inputs)
+    def updated(world: World, resource: Resource, inputs: Inputs) -> None:
+        check_access(world)
+        _require_kind(world, token)
+        _check_immutable(token, resource.inputs, inputs)
 
-    def deleted(world: World, thing: Thing) -> None:
-        served(world)
-        _not_in_use(world, thing)
+    def deleted(world: World, resource: Resource) -> None:
+        check_access(world)
+        _check_unused(world, resource)
         if token == _RELEASE:
-            _nodes_exist(world, "UNINSTALLATION FAILED: pre-delete hook timed out")
+            _require_nodes(world, "UNINSTALLATION FAILED: pre-delete hook timed out")
         if token == "kubernetes:core/v1:Namespace":
-            _empty(world, thing)
+            _delete_contents(world, resource)
 
     return Rules(
         (*_METADATA, *_REPLACED.get(token, ())),
@@ -97,7 +97,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
 
 
 def has_control_plane(world: World) -> bool:
-    """Whether the stack's own cluster exists; one that the stack did not make is always there."""
+    """Return whether the stack's cluster exists; a cluster outside the stack always exists."""
     return "127.0.0.1" in world.kubeconfig or bool(world.of_type(*_CONTROL_PLANES))
 
 
@@ -122,7 +122,7 @@ def _group(token: str) -> str:
     return token.split(":")[1].partition("/")[0]
 
 
-def _kind_exists(world: World, token: str) -> None:
+def _require_kind(world: World, token: str) -> None:
     group, kind = _group(token), token.rpartition(":")[2]
     served = {one for release in world.of_type(_RELEASE) for one in _CHART_GROUPS.get(release.inputs["name"], ())}
     served |= {str(at(definition.inputs, "spec.group")) for definition in world.of_type(_CRD)}
@@ -131,19 +131,19 @@ def _kind_exists(world: World, token: str) -> None:
         raise Refused(f'no matches for kind "{kind}" in version "{token.split(":")[1]}"')
 
 
-def _namespace_exists(world: World, inputs: Inputs) -> None:
-    wanted = inputs.get("namespace") if "chart" in inputs else at(inputs, "metadata.namespace")
+def _require_namespace(world: World, inputs: Inputs) -> None:
+    name = inputs.get("namespace") if "chart" in inputs else at(inputs, "metadata.namespace")
     known = {"default", "kube-system"} | {one.id for one in world.of_type("kubernetes:core/v1:Namespace")}
-    if wanted and wanted not in known and not inputs.get("createNamespace"):
-        raise Refused(f'namespaces "{wanted}" not found')
+    if name and name not in known and not inputs.get("createNamespace"):
+        raise Refused(f'namespaces "{name}" not found')
 
 
-def _nodes_exist(world: World, words: str) -> None:
+def _require_nodes(world: World, error: str) -> None:
     if "127.0.0.1" not in world.kubeconfig and not world.of_type(*_NODES):
-        raise Refused(f"{words}: 0 nodes are available")
+        raise Refused(f"{error}: 0 nodes are available")
 
 
-def _changes_allowed(token: str, old: Inputs, new: Inputs) -> None:
+def _check_immutable(token: str, old: Inputs, new: Inputs) -> None:
     for path in _IMMUTABLE.get(token, ()):
         if at(old, path) != at(new, path):
             raise Refused(f"{token.rpartition(':')[2]} is invalid: {path}: field is immutable")
@@ -157,22 +157,22 @@ def _changes_allowed(token: str, old: Inputs, new: Inputs) -> None:
         raise Refused("only dynamically provisioned pvc can be resized, and its storage class must allow it")
 
 
-def _not_in_use(world: World, thing: Thing) -> None:
-    """Protection of claims and volumes: the real deletion waits until the last user has gone, here it is refused."""
-    if thing.type == _CLAIM:
-        name, namespace = (at(thing.inputs, f"metadata.{key}") for key in ("name", "namespace"))
-        for other in list(world.things.values()):
+def _check_unused(world: World, resource: Resource) -> None:
+    """Refuse to delete a claim or a volume in use; the real server delays the deletion instead."""
+    if resource.type == _CLAIM:
+        name, namespace = (at(resource.inputs, f"metadata.{key}") for key in ("name", "namespace"))
+        for other in list(world.resources.values()):
             mounts = {"claimName": name} in _claims(other.inputs)
             if mounts and at(other.inputs, "metadata.namespace") == namespace:
-                raise Refused(f"kubernetes.io/pvc-protection: {thing.id} is mounted by {other.type} {other.name}")
-    if thing.type == _VOLUME:
-        name = at(thing.inputs, "metadata.name")
+                raise Refused(f"kubernetes.io/pvc-protection: {resource.id} is mounted by {other.type} {other.name}")
+    if resource.type == _VOLUME:
+        name = at(resource.inputs, "metadata.name")
         if any(at(claim.inputs, "spec.volumeName") == name for claim in world.of_type(_CLAIM)):
-            raise Refused(f"kubernetes.io/pv-protection: {thing.id} is bound")
+            raise Refused(f"kubernetes.io/pv-protection: {resource.id} is bound")
 
 
 def _claims(value: object) -> list[dict[str, object]]:
-    """Every `persistentVolumeClaim` of the pods that an object describes, by name only."""
+    """Return every `persistentVolumeClaim` in an object's pods, by name only."""
     if isinstance(value, dict):
         found = value.get("persistentVolumeClaim")
         own = [{"claimName": found.get("claimName")}] if isinstance(found, dict) else []
@@ -180,9 +180,9 @@ def _claims(value: object) -> list[dict[str, object]]:
     return [one for item in value for one in _claims(item)] if isinstance(value, list) else []
 
 
-def _empty(world: World, namespace: Thing) -> None:
-    """Deleting a namespace deletes what is in it; custom resources there must be gone while their operator runs."""
-    inside = [one for one in world.things.values() if at(one.inputs, "metadata.namespace") == namespace.id]
+def _delete_contents(world: World, namespace: Resource) -> None:
+    """Delete what is in the namespace; refuse if it holds custom resources, which need their operator."""
+    inside = [one for one in world.resources.values() if at(one.inputs, "metadata.namespace") == namespace.id]
     for one in inside:
         if _group(one.type) not in _BUILT_IN:
             raise Refused(f"namespace {namespace.id} stays Terminating: {one.type} {one.name} waits for its operator")

@@ -1,4 +1,4 @@
-"""The simulated clouds themselves: what they refuse is what makes the engine's tests able to fail."""
+"""Tests of the simulated clouds: the engine tests can fail only because these refuse wrong requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import engine_clouds
 import pytest
-from engine_lifecycle import num_creates, spread
+from engine_lifecycle import num_creates, spread_positions
 from engine_world import ConnectionLost, Refused, World
 
 SUBNET, VPC = "aws:ec2/subnet:Subnet", "aws:ec2/vpc:Vpc"
@@ -17,10 +17,10 @@ CLAIM = "kubernetes:core/v1:PersistentVolumeClaim"
 
 @pytest.fixture
 def world() -> World:
-    """An empty world beside an existing cluster."""
-    made = World(engine_clouds.rules_of)
-    made.kubeconfig = "server: https://127.0.0.1:6443"
-    return made
+    """Return an empty world with an existing cluster."""
+    empty = World(engine_clouds.rules_of)
+    empty.kubeconfig = "server: https://127.0.0.1:6443"
+    return empty
 
 
 def job(completions: int = 2, claim: str = "datasets") -> dict[str, Any]:
@@ -31,29 +31,29 @@ def job(completions: int = 2, claim: str = "datasets") -> dict[str, Any]:
 
 
 def lustre(subnet: str, **changed: object) -> dict[str, Any]:
-    wanted = {"deploymentType": "PERSISTENT_2", "storageCapacity": 1200, "perUnitStorageThroughput": 250}
-    return {**wanted, "subnetIds": subnet, **changed}
+    inputs = {"deploymentType": "PERSISTENT_2", "storageCapacity": 1200, "perUnitStorageThroughput": 250}
+    return {**inputs, "subnetIds": subnet, **changed}
 
 
-def test_a_vpc_stays_while_it_has_a_subnet_and_a_subnet_while_it_has_a_file_system(world: World) -> None:
+def test_a_vpc_with_a_subnet_and_a_subnet_with_a_file_system_cannot_be_deleted(world: World) -> None:
     vpc = world.create(VPC, "vpc", {"cidrBlock": "10.0.0.0/16"})
     subnet = world.create(SUBNET, "subnet", {"vpcId": vpc.id})
     system = world.create(LUSTRE, "lustre", lustre(subnet.id))
-    for token, thing in ((VPC, vpc), (SUBNET, subnet)):
+    for token, resource in ((VPC, vpc), (SUBNET, subnet)):
         with pytest.raises(Refused, match="DependencyViolation"):
-            world.delete(token, thing.id)
-    for token, thing in ((LUSTRE, system), (SUBNET, subnet), (VPC, vpc)):
-        world.delete(token, thing.id)
-    assert not world.things
+            world.delete(token, resource.id)
+    for token, resource in ((LUSTRE, system), (SUBNET, subnet), (VPC, vpc)):
+        world.delete(token, resource.id)
+    assert not world.resources
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_a_bucket_with_objects_goes_only_when_forced(world: World, forced: bool) -> None:
+def test_a_bucket_with_objects_is_deleted_only_by_force(world: World, forced: bool) -> None:
     bucket = world.create("aws:s3/bucket:Bucket", "bucket", {"forceDestroy": forced})
     world.add("aws:s3/bucketObjectv2:BucketObjectv2", "checkpoint", {"bucket": bucket.computed["bucket"]})
     if forced:
         world.delete(bucket.type, bucket.id)
-        assert not world.things, "objects of a bucket that is gone"
+        assert not world.resources, "objects of a deleted bucket remain"
     else:
         with pytest.raises(Refused, match="BucketNotEmpty"):
             world.delete(bucket.type, bucket.id)
@@ -75,13 +75,13 @@ def test_a_custom_resource_needs_its_operator_and_an_object_its_namespace(world:
         world.delete(NAMESPACE, "training")
 
 
-def test_a_cluster_that_is_gone_answers_nothing(world: World) -> None:
+def test_a_deleted_cluster_is_unreachable(world: World) -> None:
     world.kubeconfig = "server: https://of.a.cloud"
     with pytest.raises(Refused, match="unreachable"):
         world.create(NAMESPACE, "training", {"metadata": {"name": "training"}})
 
 
-def test_a_jobs_pods_cannot_change_and_protect_their_claim(world: World) -> None:
+def test_a_job_template_is_immutable_and_its_claim_is_protected(world: World) -> None:
     world.create(NAMESPACE, "training", {"metadata": {"name": "training"}})
     claim = {"metadata": {"name": "datasets", "namespace": "training"}, "spec": {"storageClassName": ""}}
     world.create(CLAIM, "claim", claim)
@@ -96,13 +96,13 @@ def test_a_jobs_pods_cannot_change_and_protect_their_claim(world: World) -> None
         world.update(CLAIM, "training/datasets", larger)
 
 
-def test_lustre_grows_in_place_and_shrinks_only_by_another_file_system(world: World) -> None:
+def test_lustre_grows_in_place_and_is_replaced_to_shrink(world: World) -> None:
     small, large = lustre("subnet"), lustre("subnet", storageCapacity=2400)
     assert not world.diff(LUSTRE, small, large).replaces
     assert world.diff(LUSTRE, large, small).replaces == ("storageCapacity",)
 
 
-def test_a_pools_bounds_must_hold_its_present_size(world: World) -> None:
+def test_the_bounds_of_a_pool_must_include_its_current_size(world: World) -> None:
     kind = "aws:eks/nodeGroup:NodeGroup"
     world.add(kind, "gpu", {"scalingConfig": {"minSize": 0, "desiredSize": 2, "maxSize": 2}})
     with pytest.raises(Refused, match="desired capacity 2 is outside the new bounds"):
@@ -129,13 +129,13 @@ def test_a_pools_bounds_must_hold_its_present_size(world: World) -> None:
         ),
     ],
 )
-def test_inputs_that_a_service_refuses_are_found_before_anything_is_made(
+def test_check_finds_the_inputs_that_a_service_rejects(
     world: World, token: str, inputs: dict[str, Any], path: str
 ) -> None:
     assert [found for found, _ in world.check(token, inputs)] == [path]
 
 
-def test_a_fault_happens_once_and_makes_nothing(world: World) -> None:
+def test_a_fault_happens_once_and_creates_nothing(world: World) -> None:
     world.faults.fail_create = 2
     world.create(VPC, "first", {})
     with pytest.raises(Refused, match="injected"):
@@ -147,8 +147,8 @@ def test_a_fault_happens_once_and_makes_nothing(world: World) -> None:
     assert [name for _, _, name in world.log] == ["first", "second"]
 
 
-def test_the_positions_of_faults_reach_from_the_first_to_the_last() -> None:
-    assert spread(15) == [1, 3, 5, 7, 9, 11, 13, 15]
-    assert spread(117)[0] == 1
-    assert spread(117)[-1] == 117
+def test_fault_positions_include_the_first_and_the_last_create() -> None:
+    assert spread_positions(15) == [1, 3, 5, 7, 9, 11, 13, 15]
+    assert spread_positions(117)[0] == 1
+    assert spread_positions(117)[-1] == 117
     assert num_creates("local") == 12

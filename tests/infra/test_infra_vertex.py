@@ -32,7 +32,7 @@ def no_network(loopback_only: None) -> None:
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> Iterator[Service]:
     """Serve a fake Vertex AI, with credentials for it and without waits."""
-    with vertex_service.serving(Service()) as found:
+    with vertex_service.serve_vertex(Service()) as found:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(vertex_service.credentials(tmp_path, found)))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -133,7 +133,7 @@ def test_a_request_with_an_unknown_field_is_not_sent(service: Service) -> None:
 
     with pytest.raises(ParseError, match="replicas"):
         CustomJobProvider().create(props(service, request=request(replicas=3)))
-    assert not [line for line in service.asked if line.startswith("POST")]
+    assert not [line for line in service.requests if line.startswith("POST")]
 
 
 def test_an_error_response_is_reported_on_one_line(service: Service) -> None:
@@ -146,13 +146,13 @@ def test_an_error_response_is_reported_on_one_line(service: Service) -> None:
 
 def test_delete_cancels_a_running_job_and_waits_for_its_end(service: Service) -> None:
     made = CustomJobProvider().create(props(service))
-    service.asked.clear()
+    service.requests.clear()
     CustomJobProvider().delete(made.id, made.outs or {})
     assert service.deleted == [made.id]
-    asked = [line.replace(f"/v1/{made.id}", "job") for line in service.asked]
-    assert asked[0] == "POST job:cancel"
-    assert asked.count("GET job") >= 3, "machines are billed until the service has released them"
-    assert asked.index("DELETE job") > asked.index("GET job")
+    requests = [line.replace(f"/v1/{made.id}", "job") for line in service.requests]
+    assert requests[0] == "POST job:cancel"
+    assert requests.count("GET job") >= 3, "machines are billed until the service has released them"
+    assert requests.index("DELETE job") > requests.index("GET job")
 
 
 @pytest.mark.parametrize("end", ["JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED"])

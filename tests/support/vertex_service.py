@@ -46,16 +46,16 @@ class Service:
     error: str = ""
     refusals: list[tuple[int, str]] = field(default_factory=list)
     lost: int = 0
-    cancel_looks: int = 2
+    num_cancelling_reads: int = 2
     public_key: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, method: str, url: str, body: dict[str, Any]) -> Answer | None:
         """Handle a request and return status and body, None for a connection that breaks afterwards."""
         parts = urlsplit(url)
-        self.asked.append(f"{method} {parts.path}")
+        self.requests.append(f"{method} {parts.path}")
         if "/operations/" in parts.path:
             return 200, {"name": parts.path.removeprefix("/v1/"), "done": True, "response": {"@type": _EMPTY}}
         found = _JOBS.match(parts.path)
@@ -71,14 +71,14 @@ class Service:
             return _refusal(404, f"CustomJob does not exist: {parent}/customJobs/{number}.")
         if method == "POST" and verb:
             return self._cancel(job)
-        return self._delete(job) if method == "DELETE" else (200, self._look(job))
+        return self._delete(job) if method == "DELETE" else (200, self._read(job))
 
     def _create(self, parent: str, body: dict[str, Any]) -> Answer | None:
         if self.refusals:
             return _refusal(*self.refusals.pop(0))
-        wrong = refused(body, parent)
-        if wrong:
-            return _refusal(400, wrong)
+        error = find_error(body, parent)
+        if error:
+            return _refusal(400, error)
         name = f"{parent}/customJobs/{len(self.jobs) + len(self.deleted) + 1000}"
         job = body | {"name": name, "state": "JOB_STATE_QUEUED", "createTime": "2026-11-21T00:00:00Z"}
         self.jobs[name] = {"job": job, "path": list(self.path), "error": self.error}
@@ -93,7 +93,7 @@ class Service:
         key, value = match.groups()
         return 200, {"customJobs": [one["job"] for one in self.jobs.values() if one["job"]["labels"].get(key) == value]}
 
-    def _look(self, held: dict[str, Any]) -> dict[str, Any]:
+    def _read(self, held: dict[str, Any]) -> dict[str, Any]:
         if held["path"]:
             held["job"]["state"] = held["path"].pop(0)
         if held["job"]["state"] == "JOB_STATE_FAILED":
@@ -104,7 +104,7 @@ class Service:
     def _cancel(self, held: dict[str, Any]) -> Answer:
         if held["job"]["state"] in _ENDED:
             return _refusal(400, "CustomJob is already in a terminal state.", "FAILED_PRECONDITION")
-        held["path"] = ["JOB_STATE_CANCELLING"] * self.cancel_looks + ["JOB_STATE_CANCELLED"]
+        held["path"] = ["JOB_STATE_CANCELLING"] * self.num_cancelling_reads + ["JOB_STATE_CANCELLED"]
         return 200, {}
 
     def _delete(self, held: dict[str, Any]) -> Answer:
@@ -124,7 +124,7 @@ def _refusal(status: int, message: str, code: str | None = None) -> Answer:
     return status, {"error": {"code": status, "message": message, "status": code or _CODES[status]}}
 
 
-def refused(body: dict[str, Any], parent: str) -> str | None:
+def find_error(body: dict[str, Any], parent: str) -> str | None:
     """Return why the service rejects a job, None if it accepts it."""
     try:
         job = CustomJob.from_json(json.dumps(body), ignore_unknown_fields=False)
@@ -145,7 +145,7 @@ def refused(body: dict[str, Any], parent: str) -> str | None:
             return "replica_count must be at least 1."
     if spec.tensorboard:
         if not re.fullmatch(rf"projects/[^/]+/locations/{region}/tensorboards/\d+", spec.tensorboard):
-            return f"tensorboard {spec.tensorboard} is no Tensorboard of {region}."
+            return f"tensorboard {spec.tensorboard} is not a Tensorboard of {region}."
         if not (spec.service_account and spec.base_output_directory.output_uri_prefix):
             return "service_account and base_output_directory are required with tensorboard."
     if spec.base_output_directory.output_uri_prefix[:5] not in ("", "gs://"):
@@ -157,7 +157,7 @@ def refused(body: dict[str, Any], parent: str) -> str | None:
 
 
 @contextmanager
-def serving(service: Service) -> Iterator[Service]:
+def serve_vertex(service: Service) -> Iterator[Service]:
     """Serve the API on a free port."""
 
     class ServiceHandler(Handler):
