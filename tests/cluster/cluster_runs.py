@@ -14,7 +14,7 @@ from unittest import mock
 
 from cluster_manifests import Manifest
 from cluster_plane import Plane
-from workload_facts import facts, recorded
+from workload_facts import facts, record_facts
 
 from workloads.facts import Facts
 from workloads.manifests import build_manifests
@@ -27,7 +27,7 @@ GPUS = (("gpu.gpus_per_node", 8), ("gpu.hbm_gib_per_gpu", 80))
 def gpu_facts(plane: Plane, namespace: str, job: Mapping[str, Any] | None = None, **changes: Any) -> Facts:
     """Return the facts of stack `local` with GPUs in a test's namespace, with changed keys of `job` and fields."""
     with mock.patch.dict(os.environ, {"KUBECONFIG": str(plane.kubeconfig)}):
-        first = recorded("local", GPUS)
+        first = record_facts("local", GPUS)
     same = {field: getattr(first, field) for field in ("pool", "fabric", "config")}
     with mock.patch.dict(os.environ, {"KUBECONFIG": str(plane.kubeconfig)}):
         return facts("local", job, **same | {"namespace": namespace} | changes)

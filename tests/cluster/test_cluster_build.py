@@ -52,7 +52,7 @@ def test_without_go_the_builder_exits_with_2(tmp_path: Path) -> None:
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 2
     assert printed.splitlines() == [
-        "error: Go is not installed: it builds the control plane and brings the operators' CRDs"
+        "error: Go is not installed: it builds the control plane and downloads the operators' CRDs"
     ]
 
 
@@ -75,7 +75,7 @@ def test_an_interrupted_build_caches_nothing_and_exits_with_130(tmp_path: Path, 
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert printed.splitlines()[-1] == "stopped; the same command continues from the compiled programs"
+    assert printed.splitlines()[-1] == "stopped; run the same command to resume"
     assert cached(tmp_path) == ["lock"]
 
 

@@ -117,7 +117,7 @@ def test_an_unknown_field_is_refused_with_its_name(plane: Plane, namespace: str)
     _service, job = indexed_job(namespace, 1)
     job["spec"]["template"]["spec"]["tolerance"] = []
     # The server and kubectl, which also checks known kinds, word it differently.
-    message = plane.refusal(job)
+    message = plane.rejection(job)
     assert "spec.template.spec" in message
     assert "tolerance" in message
 
@@ -125,14 +125,14 @@ def test_an_unknown_field_is_refused_with_its_name(plane: Plane, namespace: str)
 def test_a_value_that_is_not_allowed_is_refused(plane: Plane, namespace: str) -> None:
     _service, job = indexed_job(namespace, 1)
     job["spec"]["completionMode"] = "Ordered"
-    assert 'spec.completionMode: Unsupported value: "Ordered"' in plane.refusal(job)
+    assert 'spec.completionMode: Unsupported value: "Ordered"' in plane.rejection(job)
 
 
 def test_a_jobs_template_cannot_be_changed_in_place(plane: Plane, namespace: str) -> None:
     _service, job = indexed_job(namespace, 1)
     plane.apply([job])
     job["spec"]["template"]["spec"]["containers"][0]["image"] = "trainer:other"
-    assert "field is immutable" in plane.refusal(job), (
+    assert "field is immutable" in plane.rejection(job), (
         "therefore the product includes a hash of the specification in the name"
     )
 
@@ -141,7 +141,7 @@ def test_a_pod_that_violates_the_restricted_level_is_refused(plane: Plane, names
     template = pod_template()
     template["spec"]["hostNetwork"] = True
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bad", "namespace": namespace}, **spec_of(template)}
-    message = plane.refusal(pod)
+    message = plane.rejection(pod)
     assert 'violates PodSecurity "restricted:latest"' in message
     assert "hostNetwork=true" in message
 

@@ -66,7 +66,7 @@ def test_a_pytorchjob_is_placed_on_the_gpu_nodes_and_succeeds(
 def test_a_pytorchjob_without_a_container_named_pytorch_is_denied(
     plane: Plane, namespace: str, training_operator: None
 ) -> None:
-    message = plane.refusal(pytorchjob(namespace, 2, container="trainer"))
+    message = plane.rejection(pytorchjob(namespace, 2, container="trainer"))
     assert "validator.pytorchjob.training-operator.kubeflow.org" in message
     assert "must have at least one container with name pytorch" in message
 
@@ -75,7 +75,7 @@ def test_an_unknown_field_of_a_pytorchjob_is_refused(plane: Plane, namespace: st
     job = pytorchjob(namespace, 2)
     job["spec"]["elasticPolicy"]["maxRestart"] = 3
     # kubectl checks the field itself, with another message, until the server publishes the new kind.
-    assert "maxRestart" in plane.refusal(job)
+    assert "maxRestart" in plane.rejection(job)
 
 
 def test_a_trainjob_becomes_a_jobset_and_completes_on_the_gpu_nodes(
@@ -95,5 +95,5 @@ def test_a_trainjob_becomes_a_jobset_and_completes_on_the_gpu_nodes(
 def test_a_trainjob_with_an_unknown_runtime_is_denied(plane: Plane, namespace: str, trainer: None) -> None:
     _runtime, job = trainjob(namespace, 2)
     job["spec"]["runtimeRef"]["name"] = "none-of-these"
-    message = plane.refusal(job)
+    message = plane.rejection(job)
     assert "validator.trainjob.trainer.kubeflow.org" in message

@@ -229,12 +229,12 @@ def test_the_service_accepts_the_request_of_a_stack(
     made = job(stack("gcp", ON_VERTEX | overrides))
     if "tensorboard" in made["jobSpec"]:
         made["jobSpec"]["tensorboard"] = f"{PARENT}/tensorboards/7"
-    assert vertex_service.refused(made, PARENT) is None
+    assert vertex_service.find_error(made, PARENT) is None
 
 
 def test_the_fake_service_rejects_what_the_service_rejects() -> None:
     good = json.loads(request())
-    assert vertex_service.refused(good, PARENT) is None
+    assert vertex_service.find_error(good, PARENT) is None
     pool = good["jobSpec"]["workerPoolSpecs"][0]
     for changes in (
         {"replicaCount": "2"},
@@ -243,7 +243,7 @@ def test_the_fake_service_rejects_what_the_service_rejects() -> None:
         {"machineSpec": {"acceleratorType": "A100"}},
     ):
         bad = good | {"jobSpec": {"workerPoolSpecs": [pool | changes]}}
-        assert vertex_service.refused(bad, PARENT), f"the service rejects {changes}"
+        assert vertex_service.find_error(bad, PARENT), f"the service rejects {changes}"
 
 
 def test_machines_capacity_and_restarts_follow_the_settings(stack: Callable[..., Recording]) -> None:

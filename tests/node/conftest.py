@@ -1,4 +1,4 @@
-"""A real node for the tests of each file, stopped after them."""
+"""Fixtures that start a real node for the tests of each file and stop it afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cluster_build import MODULES, BuildError, missing, say
 from cluster_operators import Operator
 from cluster_plane import wait_for
-from node_runs import MEASURED, Run, told
+from node_runs import MEASURED, Run, record_measurement
 from opt_in import is_requested
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +32,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was measured, whether or not a test failed."""
+    """Print the measurements, even if a test failed."""
     if MEASURED:
         terminalreporter.section("measured on the node")
         for line in MEASURED:
@@ -41,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> None:
-    """The programs and the image, building what is missing."""
+    """Build the missing programs and the image."""
     if not is_requested(request.config, HERE):
         pytest.skip("`make test-node` runs the tests on a real node")
     if reason := node_build.obstacle():
@@ -61,13 +61,13 @@ def programs(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def node(programs: None, request: pytest.FixtureRequest) -> Iterator[node_commands.Node]:
-    """A running node; the logs of its servers and pods are kept, and named, when a test failed."""
+    """Yield a running node; if a test failed, keep the logs of servers and pods and print their folder."""
     began = time.monotonic()
     try:
         started = node_commands.up(owned=True)
     except node_commands.NodeError as error:
         pytest.exit(f"error: {error}", returncode=2)
-    told(f"node ready after {time.monotonic() - began:.1f} s")
+    record_measurement(f"node ready after {time.monotonic() - began:.1f} s")
     try:
         yield started
     finally:
@@ -78,7 +78,7 @@ def node(programs: None, request: pytest.FixtureRequest) -> Iterator[node_comman
 
 @pytest.fixture(scope="module")
 def operators(node: node_commands.Node) -> Iterator[Callable[[Operator], None]]:
-    """Install an operator once, at the first test that needs it; its process runs in the node's network."""
+    """Yield a function that installs an operator once; its process runs in the node's network."""
     installed: set[str] = set()
 
     def install(operator: Operator) -> None:
@@ -94,16 +94,16 @@ def operators(node: node_commands.Node) -> Iterator[Callable[[Operator], None]]:
 
 @pytest.fixture
 def start(node: node_commands.Node, request: pytest.FixtureRequest) -> Iterator[Callable[..., Run]]:
-    """Start a run in a namespace of its own: `start(job={...}, trainer={...})`; gone after the test."""
-    made: list[Run] = []
+    """Yield `start(job={...}, trainer={...})`, which starts a run in its own namespace; delete it afterwards."""
+    runs: list[Run] = []
 
-    def started(launcher: str = "job", **changes: Any) -> Run:
-        namespace = f"run-{abs(hash((request.node.nodeid, len(made)))) % 10**8}"
+    def start_run(launcher: str = "job", **changes: Any) -> Run:
+        namespace = f"run-{abs(hash((request.node.nodeid, len(runs)))) % 10**8}"
         run = Run(node, namespace, launcher, **changes)
-        made.append(run)
+        runs.append(run)
         return run.start()
 
-    yield started
-    for run in made:
+    yield start_run
+    for run in runs:
         run.remove()
         wait_for("end of the pods", lambda run=run: not node.get("pods", "--namespace", run.namespace))

@@ -1,7 +1,7 @@
-"""Brings one real Kubernetes node up and takes it down again: `python tests/node/node.py up | down`.
+"""Start and stop one real Kubernetes node: `python tests/node/node.py up | down`.
 
-All of it lives in namespaces (processes, mounts, network) that end with one process, and in one folder. That process is
-noted in the folder, so `down` also clears up after a node that was killed.
+The node consists of namespaces (processes, mounts, network) that end with one process, and of one folder. The folder
+records that process, so `down` also cleans up after a killed node.
 """
 
 from __future__ import annotations
@@ -34,65 +34,65 @@ ISOLATE = ("unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "
 
 
 class NodeError(Exception):
-    """Why a node did not come up or go, in one line for a person."""
+    """The reason why a node did not start or stop, in one line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line, as all that is not argparse's does."""
+    """An argument parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; `{self.prog} --help` lists what is legal\n")
+        self.exit(2, f"error: {message}; `{self.prog} --help` lists the allowed values\n")
 
 
 def home() -> Path:
-    """The folder of the one node that can run at a time."""
+    """Return the folder of the node; only one node can run at a time."""
     return node_build.cache() / "run"
 
 
 class Node(Plane):
-    """A running node as others see it: by its kubeconfig, and for faults by its processes."""
+    """A running node, seen from outside: its kubeconfig, and its processes for fault injection."""
 
     def __init__(self) -> None:
         super().__init__(home())
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `up` noted; empty where there is no node."""
+        """The state that `up` recorded; empty if there is no node."""
         path = self.folder / "state.json"
         return dict(json.loads(path.read_text())) if path.is_file() else {}
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that was noted is there, and is no later one of the same number."""
+        """Whether the recorded process is running; its start time excludes a reused process id."""
         state = self.state
         return bool(state) and started_at(state["pid"]) == state["started_at"]
 
     @property
     def is_ending(self) -> bool:
-        """Whether process 1 is there still: it stays until the kernel has ended every other of its namespace."""
+        """Whether process 1 still exists: the kernel ends every other process of the namespace first."""
         first = self.state.get("first")
         return first is not None and started_at(first[0]) == first[1]
 
     @property
     def is_orphan(self) -> bool:
-        """Whether it is the node of a process that has ended without taking it down."""
+        """Whether the owner of the node exited without stopping it."""
         owner = self.state["owner"]
         return owner is not None and started_at(owner[0]) != owner[1]
 
     @property
     def first_process(self) -> int:
-        """Process 1 of the node's namespaces, by its number on this machine."""
+        """The process id, on this machine, of process 1 in the node's namespaces."""
         pid = self.state["pid"]
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def attach(self) -> Node:
-        """Make commands of `Plane` act in the node's network."""
+        """Run the commands of `Plane` in the node's network."""
         self.port = self.state["port"]
         self.inside = ["nsenter", "--target", str(self.first_process), "--net"]
         return self
 
-    def within(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command in all of the node's namespaces: what it kills is the node's."""
+    def run_inside(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command in all namespaces of the node, so that process ids are those of the node."""
         enter = ["nsenter", "--target", str(self.first_process), "--mount", "--pid", "--net"]
         done = subprocess.run([*enter, *command], capture_output=True, text=True, check=False)
         if check and done.returncode:
@@ -100,21 +100,21 @@ class Node(Plane):
         return done
 
     def halt(self, server: str) -> None:
-        """Kill a server and keep it from being started again."""
+        """Kill a server and do not restart it."""
         (self.folder / "stopped" / server).touch()
-        self.within("kill", "-KILL", (self.folder / "pids" / server).read_text())
+        self.run_inside("kill", "-KILL", (self.folder / "pids" / server).read_text())
 
-    def let_start(self, server: str) -> None:
-        """Let a halted server be started again."""
+    def resume(self, server: str) -> None:
+        """Allow the restart of a halted server."""
         (self.folder / "stopped" / server).unlink()
 
     def restart(self, server: str) -> None:
-        """Kill a server; it is started again by itself."""
-        self.within("kill", "-KILL", (self.folder / "pids" / server).read_text())
+        """Kill a server; the supervisor restarts it."""
+        self.run_inside("kill", "-KILL", (self.folder / "pids" / server).read_text())
 
 
 def started_at(pid: int) -> int | None:
-    """The moment at which a process started, in the kernel's ticks; None where there is none."""
+    """Return the start time of a process in kernel ticks, or None if it does not exist."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -124,8 +124,8 @@ def started_at(pid: int) -> int | None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One `up` or `down` at a time."""
+def lock_node() -> Iterator[None]:
+    """Allow one `up` or `down` at a time."""
     node_build.cache().mkdir(parents=True, exist_ok=True)
     with (node_build.cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -133,27 +133,27 @@ def alone() -> Iterator[None]:
 
 
 def build() -> None:
-    """Everything that a node needs and that is made once; a node that is up uses it, so there must be none."""
-    refuse_second()
+    """Build everything that a node needs; a running node uses these files, so it is an error."""
+    check_no_node()
     if node_image.is_built():
         cluster_build.build(node_build.NEEDED)
         return
-    cluster_build.build([node_build.MODULES["pause"]])  # it is in the sandboxes' image
-    with node_image.built_meanwhile():
+    cluster_build.build([node_build.MODULES["pause"]])  # it is part of the sandbox image
+    with node_image.build_in_background():
         cluster_build.build(node_build.NEEDED)
 
 
-def refuse_second() -> None:
-    """`NodeError` where a node is up that is somebody's."""
+def check_no_node() -> None:
+    """Raise NodeError if a node is running and its owner, too."""
     node = Node()
     if node.is_alive and not node.is_orphan:
-        raise NodeError(f"a node is up already: {node.kubeconfig}; `make node-down` takes it down")
+        raise NodeError(f"a node is already running: got {node.kubeconfig}. Fix: make node-down")
 
 
 def up(*, owned: bool = False) -> Node:
-    """A node that is ready and answers DNS; one that is `owned` may be cleared away once this process has ended."""
-    with alone():
-        refuse_second()
+    """Start a node and wait until it is ready. An `owned` node may be removed after this process has ended."""
+    with lock_node():
+        check_no_node()
         node = Node()
         clear(node)
         try:
@@ -166,7 +166,7 @@ def up(*, owned: bool = False) -> Node:
 
 
 def start(node: Node, owner: int | None) -> None:
-    """Start process 1 and wait until everything works; `owner` is the process whose node it is."""
+    """Start process 1 and wait until the node is ready; `owner` is the id of the process that owns it."""
     node.folder.mkdir(parents=True, mode=0o711)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -182,13 +182,13 @@ def start(node: Node, owner: int | None) -> None:
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH},
         )
-        note: dict[str, Any] = {
+        state: dict[str, Any] = {
             "pid": process.pid,
             "started_at": started_at(process.pid),
             "port": listener.getsockname()[1],
         }
-        note["owner"] = [owner, started_at(owner)] if owner else None
-    (node.folder / "state.json").write_text(json.dumps(note))
+        state["owner"] = [owner, started_at(owner)] if owner else None
+    (node.folder / "state.json").write_text(json.dumps(state))
     assert process.stdin is not None
     process.stdin.write(b"go\n")
     process.stdin.close()
@@ -196,13 +196,13 @@ def start(node: Node, owner: int | None) -> None:
     def is_started() -> bool:
         if process.poll() is not None:
             failed = node.folder / "failed"
-            said = failed.read_text() if failed.is_file() else (node.folder / "supervisor.log").read_text()[-500:]
-            raise NodeError(f"the node did not start: {said}")
+            error = failed.read_text() if failed.is_file() else (node.folder / "supervisor.log").read_text()[-500:]
+            raise NodeError(f"the node did not start: {error}")
         return (node.folder / "started").exists()
 
     wait_for("node", is_started)
     first = node.first_process
-    (node.folder / "state.json").write_text(json.dumps(note | {"first": [first, started_at(first)]}))
+    (node.folder / "state.json").write_text(json.dumps(state | {"first": [first, started_at(first)]}))
     node.attach()
     wait_for("ready node", lambda: is_ready(node))
     wait_for("service account `default`", lambda: node.kubectl("get", "sa", "default", check=False).returncode == 0)
@@ -215,30 +215,30 @@ def is_ready(node: Node) -> bool:
 
 
 def down() -> bool:
-    """Take the node and all that is its away, also one that was killed; whether there was anything."""
-    with alone():
+    """Remove the node, even a killed one; return whether there was anything to remove."""
+    with lock_node():
         node = Node()
-        there = node.folder.exists() or any(path.exists() for path in node_servers.cgroups())
+        existed = node.folder.exists() or any(path.exists() for path in node_servers.cgroups())
         clear(node)
-        return there
+        return existed
 
 
 def clear(node: Node) -> None:
-    """End process 1 of the node's namespaces: the kernel ends the rest, and forgets mounts and network."""
+    """End process 1 of the node's namespaces; the kernel then ends the other processes, mounts and network."""
     if node.is_alive:
         pid = node.state["pid"]
-        # Process 1 first, as `unshare` waits for its end; `unshare` itself where it has not forked yet.
+        # `unshare` waits for process 1, so end that first; end `unshare` itself if it has not forked yet.
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         os.kill(int(children[0]) if children else pid, signal.SIGKILL)
     wait_for("end of the node's processes", lambda: not namespace_members(node))
     wait_for("removal of control groups", remove_cgroups)
-    if below := [line.split()[4] for line in mounts() if line.split()[4].startswith(f"{node.folder}/")]:
-        raise NodeError(f"something is mounted in {node.folder}: {', '.join(below)}; `umount` it first")
+    if mounted := [line.split()[4] for line in mounts() if line.split()[4].startswith(f"{node.folder}/")]:
+        raise NodeError(f"mounts below {node.folder}: got {', '.join(mounted)}. Fix: umount them")
     wait_for("removal of the node's folder", lambda: remove_folder(node.folder))
 
 
 def namespace_members(node: Node) -> bool:
-    """Whether any process of the node is there: `unshare`, process 1 with all that it started, the containers'."""
+    """Return whether any process of the node exists: `unshare`, process 1, its children, or containers."""
     busy = any(path.is_dir() and cgroup_is_busy(path) for path in node_servers.cgroups())
     return node.is_alive or node.is_ending or busy
 
@@ -252,7 +252,7 @@ def cgroup_is_busy(top: Path) -> bool:
 def remove_cgroups() -> bool:
     try:
         node_servers.remove_cgroups()
-    except OSError:  # a process of it is just ending
+    except OSError:  # a process in it is still ending
         return False
     return True
 
@@ -262,7 +262,7 @@ def remove_folder(folder: Path) -> bool:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return not folder.exists()
-    except OSError:  # a server that was killed a moment ago has written once more
+    except OSError:  # a killed server wrote once more
         return False
     return True
 
@@ -290,20 +290,20 @@ def run(verb: str) -> None:
     if reason := node_build.obstacle():
         raise NodeError(reason)
     if verb == "down":
-        say("the node is gone" if down() else "there was no node")
+        say("node removed" if down() else "there was no node")
         return
     build()
     began = time.monotonic()
     node = up()
     seconds = time.monotonic() - began
-    say(f"ready after {seconds:.0f} s, with image {node_image.IMAGE}; `make node-down` removes all of it")
+    say(f"ready after {seconds:.0f} s, with image {node_image.IMAGE}; `make node-down` removes it")
     sys.stdout.write(f"{node.kubeconfig}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 done; 2 where it is not possible, with the reason; 130 after Ctrl-C."""
+    """Run the command; return 0, or 2 after printing an error, or 130 after Ctrl-C."""
     parser = Parser(prog="python tests/node/node.py", description=__doc__)
-    parser.add_argument("verb", choices=("up", "down"), help="start a node, or remove all of it")
+    parser.add_argument("verb", choices=("up", "down"), help="start or remove the node")
     verb = parser.parse_args(arguments).verb
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -316,7 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; `make node-down` clears up")
+        say("stopped; `make node-down` cleans up")
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""What a real node is made of: Debian's packages, and the programs that are built from Go modules."""
+"""The parts of a real node: Debian packages, and programs built from Go modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import cluster_build
 import cluster_plane
 
 GO = Path(__file__).resolve().parent / "go"
-#: For programs of this folder that are started as processes of their own.
+#: PYTHONPATH for the programs of this folder that run as separate processes.
 PYTHONPATH = os.pathsep.join([str(Path(__file__).resolve().parent), str(Path(cluster_build.__file__).parent)])
 CNI = Path("/usr/lib/cni")
-#: Programs that must be on this machine, and the package of Debian and Ubuntu that brings each.
+#: Required programs, and the Debian and Ubuntu package of each.
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -31,7 +31,7 @@ INSTALL = "`make node-packages` installs them"
 
 @dataclass(frozen=True)
 class NodeModule(cluster_build.Module):
-    """One folder of this tier's `go/`; the sources that it holds are part of its name in the cache."""
+    """One folder of `tests/node/go`; a hash of its sources is part of its name in the cache."""
 
     @property
     def source(self) -> Path:
@@ -56,23 +56,23 @@ MODULES = {
         NodeModule("pause", {"pause": "."}),
     )
 }
-#: Of the control plane's modules those that a node needs too; the operators' are only for tests.
+#: The modules that every node needs; only some tests need the operators' modules.
 NEEDED = (cluster_build.MODULES["kubernetes"], *MODULES.values())
 
 
 def program(name: str) -> Path:
-    """A built program of the node."""
+    """Return the path of a built program."""
     (module,) = (module for module in MODULES.values() if name in module.programs)
     return module.folder / name
 
 
 def cache() -> Path:
-    """Where the image and what containerd made of it are kept between nodes."""
+    """Return the folder that keeps the image and containerd's store between nodes."""
     return cluster_build.cache().parent / "node"
 
 
 def obstacle() -> str | None:
-    """Why no node can run on this machine, or None."""
+    """Return why no node can run on this machine, or None."""
     if platform.system() != "Linux":
         return f"a node needs Linux, this is {platform.system()}"
     if os.geteuid() != 0:
@@ -83,7 +83,7 @@ def obstacle() -> str | None:
 
 
 def missing_packages() -> list[str]:
-    """Debian's names of what is not there."""
+    """Return the Debian packages of the missing programs."""
     return sorted({package for name, package in PACKAGES.items() if shutil.which(name) is None})
 
 

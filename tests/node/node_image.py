@@ -1,7 +1,7 @@
-"""The trainer's image from its real Dockerfile, and the store of a containerd that holds it, both made once.
+"""Build the trainer's image from its Dockerfile, and a containerd store that holds it, both once.
 
-The base image is this machine's own Debian or Ubuntu: same release, same mirrors, same certificate authorities. So
-a build here reaches what this machine reaches, and no address is written anywhere.
+The base image copies this machine's Debian or Ubuntu: release, mirrors and certificate authorities. So a build can
+reach the same servers as this machine, and no address is hard-coded.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from cluster_build import BuildError, say
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "trainer" / "Dockerfile"
-#: As `Pulumi.local.yaml` names it; containerd and the kubelet write a name without a registry so.
+#: The name in `Pulumi.local.yaml`, and the full name that containerd and the kubelet use for it.
 IMAGE, FULL_NAME = "trainer:dev", "docker.io/library/trainer:dev"
 PAUSE = "localhost/pause:1"
 BASE = "localhost/base:1"
-#: The target that has no stage above it which is fetched from elsewhere than registries of packages.
+#: The Dockerfile target that downloads only from package registries.
 TARGET = "plain"
-#: Raised where this module makes another image or another store of the same sources.
+#: Increase it if this module builds another image or store from the same sources.
 FORM = 1
-#: Free space that a build needs: its layers, the packed image, and what containerd unpacks of it (measured 20 GiB).
+#: Free space that a build needs: layers, packed image and unpacked image (measured 20 GiB).
 DISK_GIB = 22
 PROGRESS_SECONDS = 10
 BUILDS = "build-"
-#: containerd's databases: with them as they were after the import, nothing that a node left behind is known.
+#: containerd's databases; restoring them after the import removes all records of earlier nodes.
 DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db")
 SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
-#: What a base image needs to reach what this machine reaches.
+#: Files that the base image needs to reach the same servers as this machine.
 COPIED = ("/etc/apt/sources.list", "/etc/apt/sources.list.d", "/usr/share/keyrings", "/usr/local/share/ca-certificates")
 PIP_FILES = ("/etc/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
 
 
 def store() -> Path:
-    """Containerd's root: its content, its snapshots and its databases."""
+    """Return the root folder of containerd: content, snapshots and databases."""
     return node_build.cache() / "store"
 
 
 def record() -> dict[str, Any]:
-    """What is in the store: key, size, layers and seconds of the build; empty where no import was completed."""
+    """Return key, size, layers and build seconds of the stored image; empty if no import is complete."""
     path = store() / "image.json"
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def sources() -> list[Path]:
-    """The files that the image is made of."""
+    """Return the files that the image is built from."""
     found = [path for path in (ROOT / "trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return sorted([*found, ROOT / ".dockerignore", ROOT / "LICENSE"])
 
 
 def key() -> str:
-    """Changes with whatever the image is made of."""
+    """Return a hash of everything that the image is built from."""
     digest = hashlib.sha256(f"{FORM} {node_build.MODULES['pause'].folder.name}".encode())
     for path in sources():
         digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -74,13 +74,13 @@ def key() -> str:
 
 
 def is_built() -> bool:
-    """Whether the store holds the image of the present sources."""
+    """Return whether the store holds the image of the current sources."""
     return record().get("key") == key()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One build of the image at a time; what a killed one left, up to 20 GiB, goes first."""
+def lock_image() -> Iterator[None]:
+    """Allow one build at a time; first delete the files of killed builds, up to 20 GiB."""
     node_build.cache().mkdir(parents=True, exist_ok=True)
     with (node_build.cache() / "image.lock").open("w") as lock:
         try:
@@ -94,24 +94,25 @@ def alone() -> Iterator[None]:
 
 
 def build() -> None:
-    """Make the image and put it into the store, unless it is there."""
-    with alone():
+    """Build the image and import it into the store, if it is missing."""
+    with lock_image():
         if is_built():
             return
-        # A store of older sources: 9 GiB that the build has use for. Its record first, as it must not outlive a part.
+        # Delete a store of older sources: the build needs its 9 GiB. The record goes first, so it never describes a
+        # partial store.
         (store() / "image.json").unlink(missing_ok=True)
         shutil.rmtree(store(), ignore_errors=True)
         check_disk()
-        # What a program that was told to stop still writes there is removed by the next build.
+        # A stopped program may still write there; the next build deletes those files.
         with tempfile.TemporaryDirectory(prefix=BUILDS, dir=node_build.cache(), ignore_cleanup_errors=True) as folder:
             build_in(Path(folder))
 
 
 @contextmanager
-def built_meanwhile() -> Iterator[None]:
-    """The image is made by a process of its own, which waits for disk and network while this one compiles."""
+def build_in_background() -> Iterator[None]:
+    """Build the image in a separate process: it waits for disk and network while this process compiles."""
     command = ["setpriv", "--pdeathsig", "TERM", sys.executable, str(Path(__file__).resolve()), "build"]
-    # In a session of its own Ctrl-C reaches it once, through this process.
+    # In a separate session Ctrl-C reaches it only once, through this process.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -122,43 +123,43 @@ def built_meanwhile() -> Iterator[None]:
     )
     try:
         yield
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     except BaseException:
         process.terminate()
         process.communicate()
         raise
     if process.returncode:
-        raise BuildError(said.strip() or f"the build of the image ended with {process.returncode}")
+        raise BuildError(output.strip() or f"the build of the image exited with {process.returncode}")
 
 
 @contextmanager
-def part(name: str, seconds: dict[str, int]) -> Iterator[None]:
-    """One part of a build: it says for how long it has been at work, and notes that in `seconds`."""
+def build_step(name: str, seconds: dict[str, int]) -> Iterator[None]:
+    """Run one step of a build: log its progress, and store its duration in `seconds`."""
     began, ended = time.monotonic(), threading.Event()
 
-    def tell() -> None:
+    def log_progress() -> None:
         while not ended.wait(PROGRESS_SECONDS):
             say(f"image: {name}, {time.monotonic() - began:.0f} s")
 
     say(f"image: {name}")
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    logger = threading.Thread(target=log_progress, daemon=True)
+    logger.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join()
+        logger.join()
         seconds[name] = round(time.monotonic() - began)
 
 
 def build_in(folder: Path) -> None:
     buildah = Buildah(folder)
     seconds: dict[str, int] = {}
-    with part("base image", seconds):
-        base_image(buildah, folder / "base")
-    # In two parts: what the first leaves besides its layers, 10 GiB, would be there to the end of a single one.
+    with build_step("base image", seconds):
+        build_base_image(buildah, folder / "base")
+    # Two builds: a single build would keep 10 GiB of temporary files of the first target until the end.
     for target in ("builder", TARGET):
-        with part(f"target {target} of trainer/Dockerfile", seconds):
+        with build_step(f"target {target} of trainer/Dockerfile", seconds):
             buildah(
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--format", "oci"),
                 *("--build-arg", f"BASE_IMAGE={BASE}", "--build-arg", "ACCELERATOR=cpu", "--file", str(DOCKERFILE)),
@@ -166,49 +167,49 @@ def build_in(folder: Path) -> None:
                 shown=True,
             )
             buildah.clean()
-    with part("packing", seconds):
+    with build_step("packing", seconds):
         pack(buildah, folder)
-    made = {"key": key(), **described(folder / "trainer"), "seconds": seconds}
-    with part("unpacking into containerd's store", seconds):
+    image = {"key": key(), **describe(folder / "trainer"), "seconds": seconds}
+    with build_step("unpacking into containerd's store", seconds):
         fill_store([folder / "trainer", folder / "localhost-pause"])
-    record_store(made)
-    say(f"image: {made['size_gib']} GiB packed, {sum(seconds.values())} s")
+    record_store(image)
+    say(f"image: {image['size_gib']} GiB packed, {sum(seconds.values())} s")
 
 
 def pack(buildah: Buildah, folder: Path) -> None:
-    """The trainer's image and the sandbox's as layouts in a folder, and nothing else any more."""
+    """Write the trainer's image and the sandbox image as OCI layouts, and delete the build's storage."""
     container = buildah("from", "scratch")
     buildah("copy", "--quiet", container, str(node_build.program("pause")), "/pause")
     buildah("config", "--entrypoint", '["/pause"]', "--user", "65535", container)
     buildah("commit", "--quiet", container, PAUSE)
     for name, full in ((IMAGE, FULL_NAME), (PAUSE, PAUSE)):
         # zstd takes a quarter of gzip's time at the same size.
-        where = f"oci:{folder}/{name.partition(':')[0].replace('/', '-')}:{full}"
-        buildah("push", "--quiet", "--compression-format", "zstd", "--compression-level", "1", name, where)
-    shutil.rmtree(buildah.storage)  # 12 GiB that nothing needs any more
+        layout = f"oci:{folder}/{name.partition(':')[0].replace('/', '-')}:{full}"
+        buildah("push", "--quiet", "--compression-format", "zstd", "--compression-level", "1", name, layout)
+    shutil.rmtree(buildah.storage)  # 12 GiB that are no longer needed
 
 
 class Buildah:
-    """buildah with a store of its own in a folder."""
+    """buildah with its own storage in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.storage, self.folder = folder / "storage", folder
         self.clean()
 
     def clean(self) -> None:
-        """Remove what is kept between builds besides layers: the cache of packages."""
+        """Delete the package cache, which buildah keeps between builds in addition to layers."""
         shutil.rmtree(self.folder / "temporary", ignore_errors=True)
         (self.folder / "temporary").mkdir()
 
     def __call__(self, *arguments: str, shown: bool = False) -> str:
         command = ["buildah", "--root", str(self.storage), "--runroot", str(self.folder / "run"), *arguments]
-        return ran(command, shown=shown, TMPDIR=str(self.folder / "temporary"))
+        return run_command(command, shown=shown, TMPDIR=str(self.folder / "temporary"))
 
 
-def ran(command: Sequence[str], *, shown: bool = False, **environment: str) -> str:
-    """What a command printed, also on the terminal where it is `shown`; `BuildError` with its last line."""
+def run_command(command: Sequence[str], *, shown: bool = False, **environment: str) -> str:
+    """Run a command and return its last line, if `shown` print its output; raise BuildError if it fails."""
     process = subprocess.Popen(
-        # A mount of a build goes with its namespace, whatever ends the build.
+        # In its own namespace, the mounts of a build end with it, even if it is killed.
         ["unshare", "--mount", "setpriv", "--pdeathsig", "TERM", *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -223,21 +224,21 @@ def ran(command: Sequence[str], *, shown: bool = False, **environment: str) -> s
             lines.append(line.rstrip())
             if shown:
                 say(f"  {line.rstrip()[:160]}")
-        complaint = process.stderr.read() if process.stderr else ""
+        errors = process.stderr.read() if process.stderr else ""
     except BaseException:
         process.terminate()
         process.wait()
         raise
     if process.wait():
-        last = (complaint.strip().splitlines() or lines or ["no output"])[-1]
+        last = (errors.strip().splitlines() or lines or ["no output"])[-1]
         raise BuildError(f"`{' '.join(command[:1] + command[5:])}` failed: {last}")
     return lines[-1] if lines else ""
 
 
-def base_image(buildah: Buildah, root: Path) -> None:
-    """A minimal Debian or Ubuntu from this machine's own mirror."""
-    mirror, release = mirror_of_this_machine()
-    ran(["debootstrap", "--variant=minbase", "--include=ca-certificates", release, str(root), mirror])
+def build_base_image(buildah: Buildah, root: Path) -> None:
+    """Build a minimal Debian or Ubuntu from this machine's own mirror."""
+    mirror, release = find_mirror()
+    run_command(["debootstrap", "--variant=minbase", "--include=ca-certificates", release, str(root), mirror])
     for name in COPIED:
         source, target = Path(name), root / name[1:]
         if source.is_dir():
@@ -246,7 +247,7 @@ def base_image(buildah: Buildah, root: Path) -> None:
             shutil.copy(source, target)
     if not Path("/etc/apt/sources.list").is_file():
         (root / "etc/apt/sources.list").unlink(missing_ok=True)
-    options = ran_lines(["apt-config", "dump", "Acquire"])
+    options = run_and_split(["apt-config", "dump", "Acquire"])
     (root / "etc/apt/apt.conf.d/99builder").write_text("\n".join(options) + "\n")
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
     for path in (Path(name).expanduser() for name in PIP_FILES):
@@ -259,29 +260,29 @@ def base_image(buildah: Buildah, root: Path) -> None:
     shutil.rmtree(root)
 
 
-def mirror_of_this_machine() -> tuple[str, str]:
-    """Address and code name of the archive that apt uses here."""
+def find_mirror() -> tuple[str, str]:
+    """Return address and code name of the archive that apt uses on this machine."""
     release = next(
         line.partition("=")[2].strip('"')
         for line in Path("/etc/os-release").read_text().splitlines()
         if line.startswith("VERSION_CODENAME=")
     )
-    rows = ran_lines(["apt-get", "indextargets", "--format", "$(CODENAME) $(SITE)", "Created-By: Packages"])
+    rows = run_and_split(["apt-get", "indextargets", "--format", "$(CODENAME) $(SITE)", "Created-By: Packages"])
     sites = [site for code, _, site in (row.partition(" ") for row in rows) if code == release]
     if not sites:
-        raise BuildError(f"apt knows no archive of {release}; `apt-get update` fetches its lists")
+        raise BuildError(f"apt has no archive of {release}. Fix: apt-get update")
     return sites[0], release
 
 
-def ran_lines(command: Sequence[str]) -> list[str]:
+def run_and_split(command: Sequence[str]) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"`{' '.join(command)}` failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     return done.stdout.splitlines()
 
 
-def described(layout: Path) -> dict[str, Any]:
-    """Size and layers of an image as it lies in an OCI layout: GiB packed, and by which instruction each came."""
+def describe(layout: Path) -> dict[str, Any]:
+    """Return the packed size of an image in an OCI layout, and its layers with their instructions."""
 
     def blob(digest: str) -> dict[str, Any]:
         return dict(json.loads((layout / "blobs" / digest.replace(":", "/")).read_text()))
@@ -296,7 +297,7 @@ def described(layout: Path) -> dict[str, Any]:
 
 
 def fill_store(layouts: Sequence[Path]) -> None:
-    """Import images into a fresh store, and keep its databases as they are then."""
+    """Import images into a new store, and back up its databases."""
     store().mkdir(parents=True)
     with containerd(store()) as ctr:
         for layout in layouts:
@@ -308,14 +309,14 @@ def fill_store(layouts: Sequence[Path]) -> None:
         shutil.copy(store() / name, clean)
 
 
-def record_store(made: dict[str, Any]) -> None:
-    """Note what is in the store, which is complete now."""
-    made["snapshots"] = sorted(path.name for path in (store() / SNAPSHOTS).iterdir())
-    (store() / "image.json").write_text(json.dumps(made, indent=1))
+def record_store(image: dict[str, Any]) -> None:
+    """Record the content of the store, which is now complete."""
+    image["snapshots"] = sorted(path.name for path in (store() / SNAPSHOTS).iterdir())
+    (store() / "image.json").write_text(json.dumps(image, indent=1))
 
 
 def restore() -> None:
-    """Forget what an earlier node made in the store: its containers, their snapshots, its sandboxes."""
+    """Delete what an earlier node added to the store: containers, snapshots and sandboxes."""
     known = set(record()["snapshots"])
     for name in DATABASES:
         shutil.copy(store() / "clean" / name, store() / name)
@@ -329,7 +330,7 @@ def restore() -> None:
 
 @contextmanager
 def containerd(root: Path) -> Iterator[Callable[..., None]]:
-    """A containerd for the time of an import, in namespaces that take its mounts and processes with them."""
+    """Run a containerd during an import, in namespaces that end with its mounts and processes."""
     with tempfile.TemporaryDirectory(prefix="torchrec-import-") as state:
         socket = f"{state}/socket"
         command = ["containerd", "--root", str(root), "--state", f"{state}/state", "--address", socket]
@@ -347,7 +348,7 @@ def containerd(root: Path) -> Iterator[Callable[..., None]]:
                 check=False,
             )
             if done.returncode or tar.wait():
-                raise BuildError(f"containerd did not take {archive.name}: {done.stderr.strip()}")
+                raise BuildError(f"containerd did not import {archive.name}: {done.stderr.strip()}")
 
         try:
             deadline = time.monotonic() + 60
@@ -358,7 +359,7 @@ def containerd(root: Path) -> Iterator[Callable[..., None]]:
                 time.sleep(0.1)
             yield ctr
         finally:
-            server.kill()  # `unshare`, which passes no other signal on; the databases are transactional
+            server.kill()  # `unshare` forwards no other signal; the databases are transactional
             server.wait()
             log.close()
 
@@ -367,12 +368,14 @@ def check_disk() -> None:
     node_build.cache().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(node_build.cache()).free / 2**30
     if free < DISK_GIB:
-        mend = "free some, or set XDG_CACHE_HOME to a folder on another disk"
-        raise BuildError(f"{node_build.cache()} has {free:.1f} GiB free, building the image needs {DISK_GIB}: {mend}")
+        fix = "free space, or set XDG_CACHE_HOME to a folder on another disk"
+        raise BuildError(
+            f"not enough disk space in {node_build.cache()}: got {free:.1f} GiB; needed: {DISK_GIB} GiB. Fix: {fix}"
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show what is in the store; with `build`, make it: 2 with the reason on standard output, 130 when told to stop."""
+    """Print the content of the store, or `build` it; return 2 after printing an error, 130 if interrupted."""
     if arguments != ["build"]:
         sys.stdout.write(json.dumps(record(), indent=1) + "\n")
         return 0

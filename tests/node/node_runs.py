@@ -1,4 +1,4 @@
-"""Runs of the product on the node: its own manifests, small and on CPU, and what their pods wrote."""
+"""Runs on the node: the program's own manifests with small settings on CPU, and the logs of their pods."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import node_image
 import node_servers
 from cluster_plane import wait_for
 from node import Node
-from workload_facts import facts, recorded, with_settings
+from workload_facts import facts, record_facts, with_settings
 
 from workloads.facts import Facts
 from workloads.manifests import build_manifests
 from workloads.runs.pods import pod_index
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Beyond what a fault may take: a start on two shared cores, and the ten seconds that the Job controller waits.
+#: Longer than any fault: a start on two shared cores, plus the ten seconds that the Job controller waits.
 PATIENCE = 240.0
-#: Twenty seconds of steps on two cores, with a checkpoint in each few seconds.
+#: Twenty seconds of steps on two cores, with a checkpoint every few seconds.
 TRAINER: dict[str, dict[str, Any]] = {
     "data": {"num_dense": 4, "num_sparse": 3, "eval_samples": 4096, "train_samples": 1_000_000},
     "model": {"num_embeddings": [500, 610, 700], "embedding_dim": 8, "dense_arch": [16, 8], "over_arch": [16, 1]},
@@ -32,14 +32,14 @@ TRAINER: dict[str, dict[str, Any]] = {
     "checkpoint": {"every_steps": 100, "every_minutes": 0},
     "metrics": {"tensorboard": False, "log_every": 20},
 }
-#: What each launcher makes, as `kubectl` calls it.
+#: The resource that each launcher creates, by its name in `kubectl`.
 KINDS = {"job": "jobs", "pytorchjob": "pytorchjobs", "trainjob": "trainjobs"}
 JOB: dict[str, Any] = {"nodes": 2, "cpus": 0.5, "grace_seconds": 20, "tensorboard": {"enabled": False}}
 
 
 @dataclass
 class Run:
-    """One run in a namespace of its own, with a volume of its own."""
+    """One run with its own namespace and volume."""
 
     node: Node
     namespace: str
@@ -47,51 +47,51 @@ class Run:
     job: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str = ""
-    #: Room on its volume; without it the machine's disk.
+    #: Size of its volume; None means a folder on the machine's disk.
     volume_mib: int | None = None
-    #: Logs of pods that have gone since, by pod.
+    #: Logs by pod and restart, also of deleted pods.
     kept: dict[str, str] = field(default_factory=dict)
 
     @property
     def volume(self) -> str:
-        """The folder of the node that its claim shows."""
+        """The folder on the node behind its claim."""
         return f"{node_servers.VOLUME}/{self.namespace}"
 
     def facts(self) -> Facts:
-        """Stack `local` on CPU, smaller."""
+        """Return the facts of stack `local` with small settings on CPU."""
         config = local_facts(self.node).config
         for settings in (TRAINER, self.trainer):
             config = with_settings(config, **settings)
         job = {**JOB, **self.job, "launcher": self.launcher}
         with mock.patch.dict(os.environ, {"KUBECONFIG": str(self.node.kubeconfig)}):
             changed = facts("local", job, namespace=self.namespace, image=node_image.IMAGE)
-        own = {"grace_seconds": job["grace_seconds"] - 5}
-        return replace(changed, config=with_settings(config, fault=own, train={"run": changed.job.run}))
+        fault = {"grace_seconds": job["grace_seconds"] - 5}
+        return replace(changed, config=with_settings(config, fault=fault, train={"run": changed.job.run}))
 
     def start(self) -> Run:
-        """Namespace, volume and the product's objects, by server-side apply."""
-        self.node.within("install", "-d", "-m", "2775", self.volume)
+        """Create namespace, volume and manifests by server-side apply."""
+        self.node.run_inside("install", "-d", "-m", "2775", self.volume)
         if self.volume_mib:
             options = f"size={self.volume_mib}m,mode=2775"
-            self.node.within("mount", "-t", "tmpfs", "-o", options, "tmpfs", self.volume)
-        made = build_manifests(self.facts())
-        self.node.apply(surroundings(self.namespace, self.volume))
-        self.node.apply(list(made.values()))
-        self.name = str(made["job"]["metadata"]["name"])
+            self.node.run_inside("mount", "-t", "tmpfs", "-o", options, "tmpfs", self.volume)
+        manifests = build_manifests(self.facts())
+        self.node.apply(namespace_and_volume(self.namespace, self.volume))
+        self.node.apply(list(manifests.values()))
+        self.name = str(manifests["job"]["metadata"]["name"])
         return self
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods that train, the oldest first."""
+        """Return the training pods, oldest first."""
         selector = "--selector=app.kubernetes.io/component=training"
         found: list[dict[str, Any]] = self.node.get("pods", "--namespace", self.namespace, selector)
         return sorted(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     def pod(self, index: int) -> str:
-        """The newest pod of an index."""
+        """Return the name of the newest pod of an index."""
         return [str(pod["metadata"]["name"]) for pod in self.pods() if pod_index(pod) == index][-1]
 
-    def lives(self, index: int) -> list[tuple[str, int]]:
-        """Every pod of an index that is still known, with how often its container was started again."""
+    def restart_counts(self, index: int) -> list[tuple[str, int]]:
+        """Return the uid and the container's restart count of every existing pod of an index."""
         return [
             (str(pod["metadata"]["uid"]), int(pod["status"]["containerStatuses"][0]["restartCount"]))
             for pod in self.pods()
@@ -99,30 +99,30 @@ class Run:
         ]
 
     def read_logs(self) -> None:
-        """Keep what every pod has written so far, of earlier containers too."""
+        """Save the logs of every pod, including those of earlier containers."""
         for pod in self.pods():
             name = pod["metadata"]["name"]
-            asked = ["logs", "--namespace", self.namespace, name]
+            command = ["logs", "--namespace", self.namespace, name]
             restarts = sum(each["restartCount"] for each in pod["status"].get("containerStatuses", []))
             for number, options in ((restarts - 1, ["--previous"]), (restarts, [])):
                 if number >= 0:
-                    done = self.node.kubectl(*asked, *options, check=False)
+                    done = self.node.kubectl(*command, *options, check=False)
                     key = f"{pod['metadata']['uid']}.{number}"
                     if done.returncode == 0 and len(done.stdout) >= len(self.kept.get(key, "")):
                         self.kept[key] = done.stdout
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The trainer's events of a kind over all pods that were ever seen, in the order of their times."""
+        """Return the trainer's events of a kind from all pods so far, in order of time."""
         self.read_logs()
-        found = [event for text in self.kept.values() for event in parsed(text) if event["event"] == kind]
+        found = [event for text in self.kept.values() for event in parse_events(text) if event["event"] == kind]
         return sorted(found, key=lambda event: float(event["time"]))
 
     def wait_for_step(self, step: int) -> None:
-        """Until the run has reported a step."""
+        """Wait until the run has reported a step."""
         wait_for(f"step {step}", lambda: any(event["step"] >= step for event in self.events("train")), PATIENCE)
 
     def seconds_to_next_step(self, since: float) -> float:
-        """From a moment to the first report of an attempt that began after it."""
+        """Return the seconds from `since` to the first step of an attempt that started later."""
 
         def reported() -> float | None:
             starts = [event["time"] for event in self.events("start") if event["time"] > since]
@@ -132,13 +132,13 @@ class Run:
         return float(wait_for("step after the fault", reported, PATIENCE))
 
     def conditions(self) -> dict[str, str]:
-        """Those of the job that hold, with their reasons."""
+        """Return the true conditions of the job, with their reasons."""
         found = self.node.get(KINDS[self.launcher], self.name, "--namespace", self.namespace)
         listed = found.get("status", {}).get("conditions") or []
         return {each["type"]: each.get("reason", "") for each in listed if each["status"] == "True"}
 
     def result(self) -> dict[str, Any]:
-        """What the run says at its end, once the job is complete."""
+        """Wait until the job is complete, and return the result event."""
 
         def ended() -> bool:
             self.read_logs()
@@ -146,41 +146,40 @@ class Run:
 
         wait_for("end of the job", ended, PATIENCE)
         conditions = self.conditions()
-        assert not {"Failed"} & conditions.keys(), f"{conditions}\n{self.said()}"
+        assert not {"Failed"} & conditions.keys(), f"{conditions}\n{self.describe()}"
         return self.events("result")[-1]
 
-    def said(self) -> str:
-        """The last lines of everything, for a failure's message."""
+    def describe(self) -> str:
+        """Return pods, events and the end of every log, for the message of a failure."""
         self.read_logs()
         tails = [f"--- {name}\n{text[-1500:]}" for name, text in self.kept.items()]
         return "\n".join([self.node.kubectl("get", "pods,events", "--namespace", self.namespace).stdout, *tails])
 
     def remove(self) -> None:
-        """Everything that it made; an ended test waits for no grace."""
-        # The owner first: an operator makes a job that is missing anew.
+        """Delete everything that the run created, with a grace period of one second."""
+        # The owner first: an operator recreates a missing job.
         for kind in dict.fromkeys((KINDS[self.launcher], "jobs")):
             self.node.kubectl("delete", kind, "--all", "--namespace", self.namespace, "--wait=false")
-        gone = ("delete", "pods", "--all", "--namespace", self.namespace, "--grace-period=1")
-        self.node.kubectl(*gone)
+        self.node.kubectl("delete", "pods", "--all", "--namespace", self.namespace, "--grace-period=1")
         self.node.kubectl("delete", "namespace", self.namespace, "--wait=false")
         self.node.kubectl("delete", "persistentvolume", self.namespace, "--wait=false")
 
 
 def local_facts(node: Node, settings: tuple[tuple[str, Any], ...] = ()) -> Facts:
-    """Those of stack `local`, which reads a kubeconfig, with other settings."""
+    """Return the facts of stack `local` with other settings; it reads a kubeconfig."""
     with mock.patch.dict(os.environ, {"KUBECONFIG": str(node.kubeconfig)}):
-        return recorded("local", settings)
+        return record_facts("local", settings)
 
 
-def parsed(text: str) -> Iterator[dict[str, Any]]:
-    """The lines of a log that are the trainer's events."""
+def parse_events(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the trainer's events in a log."""
     for line in text.splitlines():
         if line.startswith('{"event"'):
             yield json.loads(line)
 
 
-def surroundings(namespace: str, folder: str) -> list[dict[str, Any]]:
-    """Namespace, volume and claim as stack `local` has them."""
+def namespace_and_volume(namespace: str, folder: str) -> list[dict[str, Any]]:
+    """Return namespace, volume and claim, as stack `local` creates them."""
     level = {"pod-security.kubernetes.io/enforce": "restricted"}
     size = {"storage": "1Gi"}
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
@@ -203,17 +202,17 @@ def surroundings(namespace: str, folder: str) -> list[dict[str, Any]]:
     ]
 
 
-#: What the tests measured, for the end of pytest's report.
+#: Measurements of the tests, for the end of pytest's report.
 MEASURED: list[str] = []
 
 
-def told(text: str) -> None:
-    """Note a measurement."""
+def record_measurement(text: str) -> None:
+    """Record a measurement for the report."""
     MEASURED.append(text)
 
 
-def others_load() -> float:
-    """Processors of this machine that are in use, over two seconds; a limit in seconds says nothing beside others."""
+def background_load() -> float:
+    """Return the number of busy processors over two seconds; time limits are meaningless on a busy machine."""
 
     def used() -> float:
         user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:8])
@@ -224,10 +223,10 @@ def others_load() -> float:
     return (used() - before) / 2
 
 
-#: Above this many used processors no limit in seconds is asserted. An idle node's servers take a tenth of one or two.
+#: With more busy processors than this, no time limit is checked. The servers of an idle node use 0.1 to 0.2.
 BUSY = 0.5
 
 
 def now() -> float:
-    """The clock of the trainer's events: the node is this machine."""
+    """Return the time on the clock of the trainer's events: the node runs on this machine."""
     return time.time()

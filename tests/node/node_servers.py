@@ -1,4 +1,4 @@
-"""The servers of one node with its control plane, as files and flags; they run in namespaces of their own."""
+"""Configuration files and flags of the servers of one node and its control plane; they run in own namespaces."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cryptography.x509.oid import NameOID
 
 NODE = "node"
 BRIDGE = "trc0"
-#: The bridge's own address, of the kubelet and of DNS; all of it exists in the node's network namespace alone.
+#: The address of the bridge, the kubelet and DNS. It exists only in the node's network namespace.
 ADDRESS, SUBNET = "10.244.0.1", "10.244.0.0/24"
-#: Fixed: a bridge takes the lowest of its members' addresses otherwise, and a changed one costs DNS 10 s of silence.
+#: Fixed: otherwise a bridge uses the lowest address of its members, and DNS fails for 10 s after every change.
 MAC = "02:00:0a:f4:00:01"
 CONTAINERD = "/run/containerd/containerd.sock"
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = "torchrec-cloud-node"
-#: Where stack `local` keeps its volume unless told otherwise; in the node it is a folder of the node's own.
+#: The default volume of stack `local`. On the node it is a folder that only the node sees.
 VOLUME = "/var/lib/torchrec-cloud"
 DNS_ROLE = [
     {
@@ -54,14 +54,14 @@ DNS_ROLE = [
 
 
 class NodePlane(Plane):
-    """The control plane's servers with those of a node, for process 1 of the node's namespaces."""
+    """The servers of the control plane and the node, for process 1 of the node's namespaces."""
 
     users: Mapping[str, tuple[str, str]] = {
         **{name: user for name, user in USERS.items() if name != "kwok"},
         "kubelet": (f"system:node:{NODE}", "system:nodes"),
         "coredns": ("coredns", ""),
     }
-    #: A claim that is seen before its volume waits for the next look at all of them: 15 s unless told otherwise.
+    #: A claim that is created before its volume waits for the next sync, every 15 s by default.
     controller_flags = ("--pvclaimbinder-sync-period=1s",)
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -69,7 +69,7 @@ class NodePlane(Plane):
         self.port = port
 
     def start(self) -> None:
-        """Everything, each as soon as what it needs is there."""
+        """Start every server after the servers that it needs."""
         self.start_containerd()
         make_certificates(self.folder)
         self.start_api_server()
@@ -80,8 +80,8 @@ class NodePlane(Plane):
         self.apply(DNS_ROLE)
         self.start_dns()
 
-    def authority(self) -> list[str]:
-        """A node may do what a node must, and only the API server may talk to the kubelet."""
+    def authorization_flags(self) -> list[str]:
+        """Restrict nodes to their own objects, and access to the kubelet to the API server."""
         return [
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
@@ -91,16 +91,16 @@ class NodePlane(Plane):
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
-    def serves(self) -> bool:
-        """Asked directly: a kubectl costs half a second of two cores each time."""
+    def is_ready(self) -> bool:
+        """Request /readyz directly: each kubectl takes half a second of two cores."""
         self.check_running()
-        request = urllib.request.Request(  # our own server on loopback
+        request = urllib.request.Request(  # a local server
             f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": f"Bearer {self.tokens['admin']}"}
         )
         trusted = ssl.create_default_context(cafile=str(self.certificate))
         try:
-            with urllib.request.urlopen(request, timeout=2, context=trusted) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(request, timeout=2, context=trusted) as response:
+                return bool(response.status == 200)
         except OSError:
             return False
 
@@ -140,20 +140,20 @@ class NodePlane(Plane):
             f"  kubernetes cluster.local {{\n    kubeconfig {self.kubeconfig_of('coredns')} test\n    ttl 1\n  }}\n}}\n"
         )
         self.spawn("coredns", str(node_build.program("coredns")), "-conf", str(path))
-        wait_for("answer of DNS", answers)
+        wait_for("ready DNS server", is_dns_ready)
 
 
-def answers() -> bool:
-    """Whether CoreDNS has seen the cluster's names."""
+def is_dns_ready() -> bool:
+    """Return whether CoreDNS has synced with the API server."""
     try:
-        with urllib.request.urlopen("http://127.0.0.1:8181/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen("http://127.0.0.1:8181/ready", timeout=2) as response:
+            return bool(response.status == 200)
     except OSError:
         return False
 
 
 def containerd_configuration(folder: Path) -> str:
-    """Overlay snapshots in the store that holds the image; nothing is ever pulled."""
+    """Return the configuration of containerd: overlay snapshots in the store with the image; nothing is pulled."""
     return f"""
 version = 2
 root = "{node_image.store()}"
@@ -177,14 +177,14 @@ state = "/run/containerd"
 
 
 def bridge_network(folder: Path) -> dict[str, object]:
-    """Every pod an address on the bridge; none of it leaves the network namespace."""
+    """Return a CNI network that gives each pod an address on the bridge, inside the network namespace."""
     addresses = {"type": "host-local", "dataDir": f"{folder}/addresses", "ranges": [[{"subnet": SUBNET}]]}
     bridge = {"type": "bridge", "bridge": BRIDGE, "isGateway": True, "ipMasq": False, "ipam": addresses}
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
 
 
 def kubelet_configuration(folder: Path) -> dict[str, object]:
-    """A kubelet that keeps to its folder, its cgroup and its address."""
+    """Return the configuration of a kubelet that uses only its own folder, cgroup and address."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -195,7 +195,7 @@ def kubelet_configuration(folder: Path) -> dict[str, object]:
             "webhook": {"enabled": False},
             "x509": {"clientCAFile": f"{folder}/ca.crt"},
         },
-        # Whoever has a certificate of that authority, which is the API server alone.
+        # Any client with a certificate of that authority, and only the API server has one.
         "authorization": {"mode": "AlwaysAllow"},
         "tlsCertFile": f"{folder}/kubelet.crt",
         "tlsPrivateKeyFile": f"{folder}/kubelet.key",
@@ -211,7 +211,7 @@ def kubelet_configuration(folder: Path) -> dict[str, object]:
         "makeIPTablesUtilChains": False,
         "failSwapOn": False,
         "oomScoreAdj": 0,
-        # No registry can bring a collected image back, and a developer's full disk is no reason to end pods.
+        # A deleted image cannot be pulled again, and a developer's full disk must not evict pods.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi",
@@ -223,13 +223,13 @@ def kubelet_configuration(folder: Path) -> dict[str, object]:
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority for a day, the kubelet's certificate, and the one that the API server shows to it."""
+    """Create a certificate authority, the kubelet's certificate and the API server's client certificate."""
     authority = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
 
     def write(name: str, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType) -> None:
         now = datetime.datetime.now(datetime.UTC)
-        made = (
+        certificate = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(issuer)
@@ -240,9 +240,9 @@ def make_certificates(folder: Path) -> None:
             .add_extension(extension, critical=False)
             .sign(authority, hashes.SHA256())
         )
-        (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def signed(name: str, common: str, extension: x509.ExtensionType) -> None:
+    def write_signed(name: str, common: str, extension: x509.ExtensionType) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -252,57 +252,57 @@ def make_certificates(folder: Path) -> None:
 
     write("ca", issuer, authority, x509.BasicConstraints(ca=True, path_length=None))
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(ADDRESS))])
-    signed("kubelet", f"system:node:{NODE}", address)
-    signed("api-server", "kube-apiserver", x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CLIENT_AUTH]))
+    write_signed("kubelet", f"system:node:{NODE}", address)
+    write_signed("api-server", "kube-apiserver", x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.CLIENT_AUTH]))
 
 
 def cgroups() -> list[Path]:
-    """The node's folder in each hierarchy of control groups: one with version 2."""
+    """Return the node's folder in each cgroup hierarchy; version 2 has one hierarchy."""
     if (CGROUPS / "cgroup.controllers").is_file():
         return [CGROUPS / CGROUP]
     return [path / CGROUP for path in sorted(CGROUPS.iterdir()) if (path / "cgroup.procs").is_file()]
 
 
 def make_cgroups() -> None:
-    """The root of all pods; a set of processors must be given its members before any process may enter."""
+    """Create the root cgroup of all pods; a cpuset needs its processors before a process can join it."""
     for path in cgroups():
         path.mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):
             if (path / name).is_file() and (path.parent / name).is_file():
                 (path / name).write_text((path.parent / name).read_text())
         if (path / "cpu.shares").is_file():
-            # All pods together would otherwise weigh as much as any one program of this machine's.
+            # By default all pods together would get the share of a single process.
             (path / "cpu.shares").write_text(str(1024 * (os.cpu_count() or 1)))
 
 
 def remove_cgroups() -> None:
-    """Innermost first; a group whose processes have gone can be removed."""
+    """Delete the cgroups, innermost first; this fails while a cgroup has processes."""
     for top in cgroups():
         for folder, _, _ in os.walk(top, topdown=False):
             Path(folder).rmdir()
 
 
 def prepare_mounts(folder: Path) -> None:
-    """What the servers write outside the node's folder lands in it, or in memory; all of it is this namespace's own."""
+    """Mount the node's folder, or memory, over the folders that servers write to; only this namespace sees it."""
 
     def mount(*arguments: str) -> None:
         subprocess.run(["mount", *arguments], check=True)
 
-    # Volumes must spread from the kubelet to the containers' namespaces, and never to this machine's.
+    # Volume mounts must propagate from the kubelet to the containers, but not to this machine.
     mount("--make-rshared", "/")
     mount("-t", "tmpfs", "tmpfs", "/run")
-    for place in ("/var/lib", "/var/log"):
-        upper, work = (folder / kind / place.replace("/", "-") for kind in ("upper", "work"))
+    for path in ("/var/lib", "/var/log"):
+        upper, work = (folder / kind / path.replace("/", "-") for kind in ("upper", "work"))
         upper.mkdir(parents=True)
         work.mkdir(parents=True)
-        mount("-t", "overlay", "-o", f"lowerdir={place},upperdir={upper},workdir={work}", "overlay", place)
+        mount("-t", "overlay", "-o", f"lowerdir={path},upperdir={upper},workdir={work}", "overlay", path)
     Path(VOLUME).mkdir(exist_ok=True)
     os.chown(VOLUME, 0, 0)
-    # The trainer's user is of group 0, and folders that are made inside take it over.
+    # The trainer's user has group 0, and new folders inherit the group.
     Path(VOLUME).chmod(0o2775)
     kernel = folder / "kernel"
     kernel.mkdir()
-    # The kubelet sets these for the whole machine; here it sets a file in its folder.
+    # The kubelet changes these settings of the whole machine; it gets a copy in its folder instead.
     for name in ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
                  "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"):  # fmt: skip
         own = kernel / name.replace("/", ".")
@@ -311,7 +311,7 @@ def prepare_mounts(folder: Path) -> None:
 
 
 def prepare_network() -> None:
-    """Loopback and the pods' bridge."""
+    """Bring up loopback and the bridge of the pods."""
     for line in (
         "link set lo up",
         f"link add {BRIDGE} address {MAC} type bridge",

@@ -1,7 +1,7 @@
-"""Process 1 of a node's namespaces: starts the servers, starts one again that ended, and takes all with it at its end.
+"""Process 1 of a node's namespaces: starts the servers and restarts those that exit. All end with this process.
 
-Its arguments are the node's folder and the number of an open socket on which this machine listens for the API server:
-the socket belongs to the machine's network although this process is in another, so connections pass between the two.
+Arguments: the node's folder and the file descriptor of a socket on which this machine listens for the API server. The
+socket belongs to the machine's network and this process to the node's, so connections can pass between the two.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from types import FrameType
 import node_servers
 from node_servers import NodePlane
 
-PIECE = 1 << 16
-AGAIN_SECONDS = 0.5
+CHUNK_BYTES = 1 << 16
+POLL_SECONDS = 0.5
 
 
 class Supervised(NodePlane):
-    """Servers that are started again, unless their name is in the folder `stopped`."""
+    """Servers that are restarted unless the folder `stopped` contains their name."""
 
     def __init__(self, folder: Path, port: int) -> None:
         super().__init__(folder, port)
@@ -34,7 +34,7 @@ class Supervised(NodePlane):
             (folder / name).mkdir()
 
     def spawn(self, name: str, *command: str, environment: object = None) -> subprocess.Popen[bytes]:
-        """Start a server; its process is told in `pids/<name>`, its output goes on in `logs/<name>.log`."""
+        """Start a server; write its process id to `pids/<name>` and append its output to `logs/<name>.log`."""
         assert environment is None
         self.commands[name] = command
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -44,17 +44,17 @@ class Supervised(NodePlane):
         return process
 
     def watch(self) -> None:
-        """For ever: start what ended, and reap what the containers' shims left to process 1."""
+        """Restart exited servers and reap orphaned processes of the containers, forever."""
         while True:
             for name, process in list(self.processes):
                 if process.poll() is not None and not (self.folder / "stopped" / name).exists():
                     self.spawn(name, *self.commands[name])
             reap({process.pid for _, process in self.processes})
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def reap(own: set[int]) -> None:
-    """Wait for every ended child that is no server's; those are waited for by their own objects."""
+    """Wait for every exited child except the servers, whose Popen objects wait for them."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -66,12 +66,12 @@ def reap(own: set[int]) -> None:
 
 
 def forward(listener: socket.socket, port: int) -> None:
-    """Carry each connection on this machine's loopback to the API server on the node's."""
+    """Forward each connection from this machine's loopback to the API server on the node's loopback."""
     while True:
         outer, _ = listener.accept()
         try:
             inner = socket.create_connection(("127.0.0.1", port))
-        except OSError:  # the API server is not there: as if this port were closed
+        except OSError:  # the API server is down: behave like a closed port
             outer.close()
             continue
         for source, target in ((outer, inner), (inner, outer)):
@@ -79,26 +79,26 @@ def forward(listener: socket.socket, port: int) -> None:
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:
-    """Bytes one way until they end; then both ways end."""
+    """Copy bytes in one direction until they end; after an error close both sockets."""
     try:
-        while piece := source.recv(PIECE):
-            target.sendall(piece)
+        while chunk := source.recv(CHUNK_BYTES):
+            target.sendall(chunk)
         target.shutdown(socket.SHUT_WR)
     except OSError:
         for each in (source, target):
             each.close()
 
 
-def end(_number: int, _frame: FrameType | None) -> None:
-    """The kernel ends every process of these namespaces with this one."""
+def exit_now(_number: int, _frame: FrameType | None) -> None:
+    """Exit; the kernel then ends every process of these namespaces."""
     os._exit(0)
 
 
 def main() -> int:
-    """Start everything and keep it; what went wrong is in `failed`."""
+    """Start all servers and supervise them; write an error to the file `failed`."""
     folder, listener = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
-    signal.signal(signal.SIGTERM, end)
-    if sys.stdin.readline() != "go\n":  # who started this has gone before it could note this process
+    signal.signal(signal.SIGTERM, exit_now)
+    if sys.stdin.readline() != "go\n":  # the parent exited before it could record this process
         return 1
     port = listener.getsockname()[1]
     try:

@@ -1,4 +1,4 @@
-"""The whole product on a real node: data prepared, fabric checked, trained to the AUC of the same run outside, gone."""
+"""The whole stack on a real node: dataset, netcheck, training to the AUC of the same run outside, and destroy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cluster_operators import PYTORCHJOB, Operator
 from cluster_plane import wait_for
 from cluster_stack import PROGRAMS, Stack, cluster_wide
 from node import Node
-from node_runs import ROOT, local_facts, parsed, surroundings, told
+from node_runs import ROOT, local_facts, namespace_and_volume, parse_events, record_measurement
 
 from workloads.facts import Facts
 from workloads.manifests import build_manifests
@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Driver(Protocol):
-    """How the stack comes and goes, and where the commands of `python -m workloads` look."""
+    """Creates and destroys the stack, and runs `python -m workloads` against it."""
 
     name: str
 
@@ -62,8 +62,8 @@ class Driver(Protocol):
     def workloads(self, word: str, *options: str) -> str: ...
 
 
-class ByPulumi:
-    """`pulumi up --stack local`, `pulumi destroy`."""
+class PulumiDriver:
+    """A driver that runs `pulumi up --stack local` and `pulumi destroy`."""
 
     name = "pulumi up --stack local"
 
@@ -90,20 +90,20 @@ class ByPulumi:
         return self.stack.workloads(word, *options)
 
 
-class ByApply:
-    """The same manifests by server-side apply, each Job after those that Pulumi would wait for."""
+class ApplyDriver:
+    """A driver that applies the same manifests on the server side; like Pulumi, it waits for earlier Jobs."""
 
-    def __init__(self, node: Node, launcher: str, why: str) -> None:
-        self.node, self.name = node, f"server-side apply with launcher {launcher}, {why}"
-        wanted = SETTINGS | {"job.launcher": launcher}
-        settings = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in wanted.items())
+    def __init__(self, node: Node, launcher: str, reason: str) -> None:
+        self.node, self.name = node, f"server-side apply with launcher {launcher}, {reason}"
+        changed = SETTINGS | {"job.launcher": launcher}
+        settings = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in changed.items())
         self.facts: Facts = local_facts(node, settings)
 
     def up(self) -> None:
-        made = build_manifests(replace(self.facts, image=node_image.IMAGE, namespace=NAMESPACE))
-        self.node.apply(surroundings(NAMESPACE, node_servers.VOLUME))
-        gates = [made.pop(key) for key in ("dataset", "netcheck", "job")]
-        self.node.apply(list(made.values()))
+        manifests = build_manifests(replace(self.facts, image=node_image.IMAGE, namespace=NAMESPACE))
+        self.node.apply(namespace_and_volume(NAMESPACE, node_servers.VOLUME))
+        gates = [manifests.pop(key) for key in ("dataset", "netcheck", "job")]
+        self.node.apply(list(manifests.values()))
         for job in gates:
             self.node.apply([job])
             if job is not gates[-1]:
@@ -125,14 +125,14 @@ class ByApply:
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Click logs in Criteo's form, with a signal in every categorical feature."""
+    """Write click logs in Criteo's format, with a signal in every categorical feature."""
     draw = random.Random(7)
-    taste = [[draw.gauss(0, 0.6) for _ in range(CARDINALITY)] for _ in range(26)]
+    weights = [[draw.gauss(0, 0.6) for _ in range(CARDINALITY)] for _ in range(26)]
     lines = []
     for _ in range(ROWS):
         ids = [draw.randrange(CARDINALITY) for _ in range(26)]
         dense = [draw.randrange(20) for _ in range(13)]
-        logit = sum(taste[feature][each] for feature, each in enumerate(ids)) + 0.1 * (dense[0] - 10) - 0.5
+        logit = sum(weights[feature][each] for feature, each in enumerate(ids)) + 0.1 * (dense[0] - 10) - 0.5
         label = int(draw.random() < 1 / (1 + math.exp(-logit)))
         words = [f"{each * 2654435761 % 2**32:08x}" for each in ids]
         lines.append("\t".join([str(label), *map(str, dense), *words]))
@@ -143,8 +143,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outside(programs: None, raw: Path) -> dict[str, Any]:
-    """The result of the same configuration on this machine, without containers."""
+def local_result(programs: None, raw: Path) -> dict[str, Any]:
+    """Return the result of the same configuration on this machine, without containers."""
     folder = raw.parent / "outside"
     folder.mkdir()
 
@@ -163,8 +163,8 @@ def outside(programs: None, raw: Path) -> dict[str, Any]:
     tree["train"]["device"] = "cpu"
     tree["metrics"]["progress"] = "lines"
     (folder / "config.json").write_text(json.dumps(tree))
-    said = trainer("launch", "--nproc=2", "train", "--config=config.json")
-    return next(event for event in parsed(said) if event["event"] == "result")
+    output = trainer("launch", "--nproc=2", "train", "--config=config.json")
+    return next(event for event in parse_events(output) if event["event"] == "result")
 
 
 @pytest.fixture(params=["job", "pytorchjob"])
@@ -175,32 +175,32 @@ def driver(
     operators: Callable[[Operator], None],
     tmp_path: Path,
 ) -> Iterator[Driver]:
-    """The stack with its data in place, not yet up."""
-    node.within("cp", "--recursive", str(raw), f"{node_servers.VOLUME}/raw")
+    """Yield a driver whose data is in place, before `up`."""
+    node.run_inside("cp", "--recursive", str(raw), f"{node_servers.VOLUME}/raw")
     if request.param == "pytorchjob":
         operators(PYTORCHJOB)
-        yield ByApply(node, request.param, "as pulumi would fetch its operator from the network")
+        yield ApplyDriver(node, request.param, "because pulumi would download its operator")
     elif all(shutil.which(program) for program in PROGRAMS):
-        yield ByPulumi(node, tmp_path)
+        yield PulumiDriver(node, tmp_path)
     else:
-        yield ByApply(node, request.param, "as pulumi or its plug-ins are not on PATH")
-    node.within("sh", "-c", f"rm -rf {node_servers.VOLUME}/*")
+        yield ApplyDriver(node, request.param, "because pulumi or its plugins are not on PATH")
+    node.run_inside("sh", "-c", f"rm -rf {node_servers.VOLUME}/*")
 
 
-def status(driver: Driver) -> dict[str, Any]:
+def read_status(driver: Driver) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(driver.workloads("status", "--json"))
     return found
 
 
-def of(shot: Mapping[str, Any], component: str) -> Sequence[str]:
-    return [each["state"] for each in shot["companions"] if each["component"] == component]
+def companion_states(status: Mapping[str, Any], component: str) -> Sequence[str]:
+    return [each["state"] for each in status["companions"] if each["component"] == component]
 
 
-def tensorboard_runs(node: Node, driver: Driver) -> list[str]:
-    """What TensorBoard lists, through the command that a person types."""
+def list_tensorboard_runs(node: Node, driver: Driver) -> list[str]:
+    """Return the runs that TensorBoard lists, reached through the user's command."""
     assert "KUBECONFIG" not in driver.command("tensorboard")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "KUBECONFIG": str(node.kubeconfig)}
-    if isinstance(driver, ByPulumi):
+    if isinstance(driver, PulumiDriver):
         environment |= driver.stack.environment()
     command = [*node.inside, *driver.command("tensorboard", "--port=0")]
     process = subprocess.Popen(
@@ -219,41 +219,47 @@ def tensorboard_runs(node: Node, driver: Driver) -> list[str]:
         process.wait(timeout=20)
 
 
-def test_the_stack_prepares_checks_trains_and_goes(node: Node, driver: Driver, outside: dict[str, Any]) -> None:
-    told(f"the stack comes up by {driver.name}")
-    nothing, began = cluster_wide(node), time.monotonic()
+def test_the_stack_prepares_data_trains_and_is_destroyed(
+    node: Node, driver: Driver, local_result: dict[str, Any]
+) -> None:
+    record_measurement(f"the stack is created by {driver.name}")
+    before, began = cluster_wide(node), time.monotonic()
     driver.up()
-    came = time.monotonic()
-    shot = wait_for("running job", lambda: (seen := status(driver))["state"] in ("running", "succeeded") and seen)
-    assert of(shot, "dataset") == ["succeeded"]
-    assert of(shot, "netcheck") == ["succeeded"]
-    assert len(shot["pods"]) == 2
+    created = time.monotonic()
+    status = wait_for(
+        "running job", lambda: (seen := read_status(driver))["state"] in ("running", "succeeded") and seen
+    )
+    assert companion_states(status, "dataset") == ["succeeded"]
+    assert companion_states(status, "netcheck") == ["succeeded"]
+    assert len(status["pods"]) == 2
 
-    # From the metrics endpoint: before it answers, and where it never does, they come from the log.
-    scraped = lambda: (seen := status(driver)["metrics"]) and seen["source"].endswith("port 9400") and seen  # noqa: E731
+    # The status reads numbers from the log until the metrics endpoint answers.
+    scraped = lambda: (seen := read_status(driver)["metrics"]) and seen["source"].endswith("port 9400") and seen  # noqa: E731
     numbers = wait_for("numbers from the metrics endpoint", scraped, 120)
     assert 0 < numbers["step"] <= TRAINER["train"]["steps"]
     assert "step" in driver.workloads("metrics")
 
-    wait_for("end of the run", lambda: status(driver)["state"] == "succeeded", 240)
+    wait_for("end of the run", lambda: read_status(driver)["state"] == "succeeded", 240)
     ended = time.monotonic()
-    said = driver.workloads("logs")
-    results = [event for line in said.splitlines() for event in parsed(line[line.find("{") :]) if is_result(event)]
-    assert results, f"the logs do not show the end: {said[-2000:]}\n{node.get('pods', '--namespace', NAMESPACE)}"
+    logs = driver.workloads("logs")
+    results = [
+        event for line in logs.splitlines() for event in parse_events(line[line.find("{") :]) if is_result(event)
+    ]
+    assert results, f"the logs do not contain the result: {logs[-2000:]}\n{node.get('pods', '--namespace', NAMESPACE)}"
     (result,) = results
-    assert result["auc"] == pytest.approx(outside["auc"], abs=1e-6)
-    assert result["loss"] == pytest.approx(outside["loss"], abs=1e-6)
+    assert result["auc"] == pytest.approx(local_result["auc"], abs=1e-6)
+    assert result["loss"] == pytest.approx(local_result["loss"], abs=1e-6)
     assert result["auc"] > 0.75, "the data has a signal"
-    wait_for("ready TensorBoard", lambda: of(status(driver), "tensorboard") == ["running"], 120)
-    assert any("default" in each for each in tensorboard_runs(node, driver))
+    wait_for("ready TensorBoard", lambda: companion_states(read_status(driver), "tensorboard") == ["running"], 120)
+    assert any("default" in each for each in list_tensorboard_runs(node, driver))
 
     driver.destroy()
     wait_for("end of the namespace", lambda: node.kubectl("get", "ns", NAMESPACE, check=False).returncode != 0, 120)
-    wait_for("end of all that came", lambda: cluster_wide(node) <= nothing)
+    wait_for("end of cluster-scoped objects", lambda: cluster_wide(node) <= before)
     containers = ("ctr", "--address", node_servers.CONTAINERD, "--namespace", "k8s.io", "tasks", "list", "--quiet")
-    wait_for("end of all containers", lambda: node.within(*containers).stdout == "")
-    told(
-        f"up {came - began:.0f} s with dataset and netcheck, training {ended - came:.0f} s, "
+    wait_for("end of all containers", lambda: node.run_inside(*containers).stdout == "")
+    record_measurement(
+        f"up {created - began:.0f} s with dataset and netcheck, training {ended - created:.0f} s, "
         f"AUC {result['auc']:.4f} as outside, destroy {time.monotonic() - ended:.0f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Faults in real pods: each ends with the loss of the undisturbed run, or with the error that is documented."""
+"""Faults in real pods: each ends with the loss of the run without faults, or with the documented error."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import pytest
 from cluster_operators import JOBSET, PYTORCHJOB, TRAINER, Operator
 from cluster_plane import wait_for
 from node import Node
-from node_runs import PATIENCE, Run, now, told
+from node_runs import PATIENCE, Run, now, record_measurement
 
 Start = Callable[..., Run]
-#: The step at which faults come: after the first checkpoints, and long before the end.
+#: The step of the faults: after the first checkpoints, and long before the end.
 WHEN = 250
-#: Seconds that a fault may cost until the next step: twelve of a start, ten that the Job controller waits, and as much
-#: again for two shared cores. The c10d hang that a survivor's stale store causes costs a minute more, twice.
+#: Limit from a fault to the next step: 12 s for a start and 10 s for the Job controller, doubled for shared cores, and
+#: a margin. A hang of c10d caused by a survivor's stale store would add two minutes.
 AT_MOST_SECONDS = 60.0
-#: Who makes the pods of each launcher, besides Kubernetes' own controllers.
+#: The operators that create the pods of each launcher, in addition to the controllers of Kubernetes.
 OPERATORS: dict[str, tuple[Operator, ...]] = {"job": (), "pytorchjob": (PYTORCHJOB,), "trainjob": (JOBSET, TRAINER)}
-#: Those whose processes meet by c10d's store and so can meet again while one pod is replaced.
-MEETING_AGAIN = ("job", "pytorchjob")
+#: Launchers with a c10d rendezvous, which can be repeated while one pod is replaced.
+ELASTIC = ("job", "pytorchjob")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(node: Node) -> dict[str, Any]:
-    """The result of the run that nothing happens to."""
+    """Return the result of the run without faults."""
     run = Run(node, "undisturbed").start()
     result = run.result()
     run.remove()
     return result
 
 
-def recovered(run: Run, undisturbed: dict[str, Any], since: float, fault: str) -> None:
-    """The run went on in time and ended with the undisturbed run's numbers, to the last bit."""
+def assert_recovered(run: Run, undisturbed: dict[str, Any], since: float, fault: str) -> None:
+    """Assert that the run resumed in time and ended with exactly the numbers of the run without faults."""
     seconds = run.seconds_to_next_step(since)
     result = run.result()
-    told(f"{fault}: next step after {seconds:.0f} s")
+    record_measurement(f"{fault}: next step after {seconds:.0f} s")
     for key in ("state", "step", "position", "world_size", "loss", "auc"):
         assert result[key] == undisturbed[key], f"{key} after: {fault}"
-    assert run.events("resume"), "it must have gone on from a checkpoint"
+    assert run.events("resume"), "the run did not resume from a checkpoint"
     assert seconds < AT_MOST_SECONDS
 
 
@@ -55,44 +55,44 @@ def test_a_deleted_pod_is_replaced_and_the_run_goes_on(
     index: int,
     launcher: str,
 ) -> None:
-    """Index 0 keeps the rendezvous; the survivor of the other must not keep the address of a store that has gone."""
+    # Index 0 hosts the rendezvous; the surviving pod must not keep the address of a deleted store.
     for operator in OPERATORS[launcher]:
         operators(operator)
     run = start(launcher)
     run.wait_for_step(WHEN)
-    keeper, since = run.lives(0), now()
+    counts, since = run.restart_counts(0), now()
     node.kubectl("delete", "pod", run.pod(index), "--namespace", run.namespace, "--wait=false")
-    recovered(run, undisturbed, since, f"launcher {launcher}: pod {index} deleted")
-    if index and launcher in MEETING_AGAIN:
-        assert run.lives(0) == keeper, "the hang ends with both pods given up, which would hide it from the numbers"
+    assert_recovered(run, undisturbed, since, f"launcher {launcher}: pod {index} deleted")
+    if index and launcher in ELASTIC:
+        assert run.restart_counts(0) == counts, "the healthy pod was replaced, too, which hides a hang"
 
 
 @pytest.mark.parametrize("index", [1, 0])
-def test_a_pod_that_goes_without_grace_is_replaced_and_the_run_goes_on(
+def test_a_lost_pod_is_replaced_and_the_run_resumes(
     node: Node, start: Start, undisturbed: dict[str, Any], index: int
 ) -> None:
-    """A lost machine: no signal, no save, no farewell to the others."""
+    # As on a lost machine: no signal, no save, no closed connection.
     run = start()
     run.wait_for_step(WHEN)
     since = now()
     pod = run.pod(index)
-    node.within("sh", "-c", f"kill -KILL {' '.join(map(str, processes(node, run, pod)))}")
+    node.run_inside("sh", "-c", f"kill -KILL {' '.join(map(str, container_processes(node, run, pod)))}")
     node.kubectl("delete", "pod", pod, "--namespace", run.namespace, "--grace-period=0", "--force")
-    recovered(run, undisturbed, since, f"pod {index} lost")
+    assert_recovered(run, undisturbed, since, f"pod {index} lost")
 
 
-def test_a_killed_worker_is_started_again_in_its_pod(node: Node, start: Start, undisturbed: dict[str, Any]) -> None:
+def test_a_killed_worker_is_restarted_in_its_pod(node: Node, start: Start, undisturbed: dict[str, Any]) -> None:
     run = start()
     run.wait_for_step(WHEN)
     before = [pod["metadata"]["uid"] for pod in run.pods()]
     since = now()
-    # The last one that started is the worker: tini, the launcher, the worker.
-    node.within("kill", "-KILL", str(processes(node, run, run.pod(1))[-1]))
-    recovered(run, undisturbed, since, "a worker killed")
-    assert [pod["metadata"]["uid"] for pod in run.pods()] == before, "torchrun restarts it, not Kubernetes"
+    # The processes in order of start: tini, the launcher, the worker.
+    node.run_inside("kill", "-KILL", str(container_processes(node, run, run.pod(1))[-1]))
+    assert_recovered(run, undisturbed, since, "a worker killed")
+    assert [pod["metadata"]["uid"] for pod in run.pods()] == before, "torchrun must restart it, not Kubernetes"
 
 
-def test_an_evicted_pod_saves_within_a_short_grace_and_the_run_goes_on(
+def test_an_evicted_pod_saves_in_a_short_grace_period_and_the_run_resumes(
     node: Node, start: Start, undisturbed: dict[str, Any]
 ) -> None:
     run = start(trainer={"checkpoint": {"every_steps": 0}, "fault": {"save_if_older_seconds": 0}})
@@ -104,58 +104,58 @@ def test_an_evicted_pod_saves_within_a_short_grace_and_the_run_goes_on(
         "metadata": {"name": run.pod(1), "namespace": run.namespace},
         "deleteOptions": {"gracePeriodSeconds": 15},
     }
-    refused = evict(node, run, body)
-    assert "disruption budget" in refused, "a job that cannot train with fewer pods is protected from a drain"
+    error = evict(node, run, body)
+    assert "disruption budget" in error, "a drain must not evict pods of a job that needs all of them"
     node.kubectl("delete", "poddisruptionbudget", "--all", "--namespace", run.namespace)
     assert evict(node, run, body) == ""
-    recovered(run, undisturbed, since, "a pod evicted with 15 s of grace, without a checkpoint before")
-    assert run.events("resume")[0]["step"] >= WHEN, "the save that SIGTERM asked for is what it went on from"
+    assert_recovered(run, undisturbed, since, "a pod evicted with 15 s of grace, without a checkpoint before")
+    assert run.events("resume")[0]["step"] >= WHEN, "the run must resume from the save at SIGTERM"
 
 
-def test_a_pod_beyond_its_memory_is_killed_named_and_replaced(node: Node, start: Start) -> None:
+def test_a_pod_that_exceeds_its_memory_is_killed_and_reported(node: Node, start: Start) -> None:
     run = start(job={"memory_gib": 0.25, "max_restarts": 1})
     wait_for("failed job", lambda: "Failed" in run.conditions(), 240)
-    told = run.node.run([*status_command(run)], check=False).stdout
-    assert "memory" in told.lower() or "OOM" in told, told
+    output = run.node.run([*status_command(run)], check=False).stdout
+    assert "memory" in output.lower() or "OOM" in output, output
 
 
-def test_a_full_volume_is_told_and_saves_go_on_once_there_is_room(
+def test_a_full_volume_is_reported_and_saves_resume_when_there_is_space(
     node: Node, start: Start, undisturbed: dict[str, Any]
 ) -> None:
     run = start(volume_mib=64)
     run.wait_for_step(WHEN)
     since = now()
     filler = f"{run.volume}/filler"
-    node.within("sh", "-c", f"cat /dev/zero > {filler} || true")
+    node.run_inside("sh", "-c", f"cat /dev/zero > {filler} || true")
     failed = wait_for("failed save", lambda: run.events("checkpoint_failed"), 60)[0]
-    told(f"volume full: told after {failed['time'] - since:.0f} s: {failed['error'][:120]}")
-    node.within("rm", filler)
+    record_measurement(f"volume full: reported after {failed['time'] - since:.0f} s: {failed['error'][:120]}")
+    node.run_inside("rm", filler)
     result = run.result()
-    assert result["loss"] == undisturbed["loss"], "training went on meanwhile"
+    assert result["loss"] == undisturbed["loss"], "training must continue without saves"
     assert any(event["time"] > failed["time"] for event in run.events("checkpoint"))
     assert not run.events("resume")
 
 
-def test_a_volume_that_stays_full_ends_the_run_with_one_line(node: Node, start: Start) -> None:
+def test_a_full_volume_ends_the_run_after_the_allowed_failures(node: Node, start: Start) -> None:
     run = start(volume_mib=64, job={"max_restarts": 0}, trainer={"checkpoint": {"every_steps": 50, "max_failures": 2}})
     run.wait_for_step(100)
-    node.within("sh", "-c", f"cat /dev/zero > {run.volume}/filler || true")
+    node.run_inside("sh", "-c", f"cat /dev/zero > {run.volume}/filler || true")
     wait_for("failed job", lambda: "Failed" in run.conditions(), 120)
-    shown = run.node.run(status_command(run), check=False)
-    assert shown.returncode == 1
-    assert "2 saves in a row have failed (checkpoint.max_failures 2)" in shown.stdout, shown.stdout
+    status = run.node.run(status_command(run), check=False)
+    assert status.returncode == 1
+    assert "2 saves in a row have failed (checkpoint.max_failures 2)" in status.stdout, status.stdout
 
 
-def test_a_restarted_kubelet_leaves_the_pods_alone(node: Node, start: Start, undisturbed: dict[str, Any]) -> None:
+def test_a_restarted_kubelet_keeps_the_pods_running(node: Node, start: Start, undisturbed: dict[str, Any]) -> None:
     run = start()
     run.wait_for_step(WHEN)
     node.restart("kubelet")
     result = run.result()
     assert result["loss"] == undisturbed["loss"]
-    assert not run.events("resume"), "no process was started again"
+    assert not run.events("resume"), "no process may restart"
 
 
-def test_a_minute_without_the_api_server_costs_the_run_nothing(
+def test_a_minute_without_the_api_server_does_not_affect_the_run(
     node: Node, start: Start, undisturbed: dict[str, Any]
 ) -> None:
     run = start()
@@ -163,36 +163,35 @@ def test_a_minute_without_the_api_server_costs_the_run_nothing(
     since = now()
     node.halt("kube-apiserver")
     wait_for("a minute", lambda: now() - since > 60, 90)
-    node.let_start("kube-apiserver")
+    node.resume("kube-apiserver")
     wait_for("API server", lambda: node.kubectl("get", "--raw", "/readyz", check=False).returncode == 0)
-    # Not the Job's own condition: its controller and the kubelet, one after the other, look again up to half a minute
-    # later.
+    # The result and not the Job's condition, which the kubelet and the controller update up to half a minute later.
     (result,) = wait_for("result", lambda: run.events("result"), PATIENCE)
     assert "Failed" not in run.conditions()
     during = [event for event in run.events("train") if since + 5 < event["time"] < since + 60]
-    assert during, "the steps went on while nobody could ask for them"
+    assert during, "training must continue while the API server is down"
     assert (result["step"], result["loss"]) == (undisturbed["step"], undisturbed["loss"])
-    assert not run.events("resume"), "no process was started again"
-    told("the API server stopped for 60 s: no step lost")
+    assert not run.events("resume"), "no process may restart"
+    record_measurement("the API server stopped for 60 s: no step lost")
 
 
-def processes(node: Node, run: Run, pod: str) -> list[int]:
-    """Numbers, within the node, of the processes of a pod's container, the first to start first."""
+def container_processes(node: Node, run: Run, pod: str) -> list[int]:
+    """Return the process ids, inside the node, of a pod's container, in order of start."""
     found = node.get("pod", pod, "--namespace", run.namespace)
     container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-    paths = node.within("sh", "-c", f"find /sys/fs/cgroup -type d -name '*{container}*' | head -n 1").stdout.strip()
-    listed = node.within("cat", f"{paths}/cgroup.procs").stdout.split()
+    paths = node.run_inside("sh", "-c", f"find /sys/fs/cgroup -type d -name '*{container}*' | head -n 1").stdout.strip()
+    listed = node.run_inside("cat", f"{paths}/cgroup.procs").stdout.split()
     return sorted(int(number) for number in listed if int(number))
 
 
 def evict(node: Node, run: Run, body: dict[str, Any]) -> str:
-    """Ask for an eviction; the refusal, or nothing."""
+    """Request an eviction; return the error, or an empty string."""
     path = f"/api/v1/namespaces/{run.namespace}/pods/{body['metadata']['name']}/eviction"
     done = node.kubectl("create", "--raw", path, "--filename=-", check=False, input=json.dumps(body))
     return done.stderr if done.returncode else ""
 
 
 def status_command(run: Run) -> list[str]:
-    """`python -m workloads status` of a run."""
+    """Return the command `python -m workloads status` for a run."""
     where = ["--kubeconfig", str(run.node.kubeconfig), "--namespace", run.namespace, "--run", "default"]
     return [sys.executable, "-m", "workloads", "status", *where]

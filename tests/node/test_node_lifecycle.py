@@ -1,4 +1,4 @@
-"""A node comes, runs one job and goes within a minute, and nothing of it stays on the machine, whatever ended it."""
+"""A node starts, runs one job and stops within a minute, and it leaves nothing on the machine, even if killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import node_build
 import node_servers
 import pytest
 from cluster_plane import wait_for
-from node_runs import BUSY, Run, others_load, told
+from node_runs import BUSY, Run, background_load, record_measurement
 
 SYSCTLS = (
     "vm/overcommit_memory",
@@ -26,7 +26,7 @@ SYSCTLS = (
     "kernel/keys/root_maxbytes",
     "net/ipv4/ip_forward",
 )
-#: What a node that is left running would show as.
+#: Names of the processes of a node.
 SERVERS = {
     "kubelet",
     "containerd",
@@ -42,17 +42,18 @@ SMALL = {"train": {"steps": 60, "batch_size": 64}, "checkpoint": {"every_steps":
 
 @pytest.fixture(autouse=True)
 def no_node(programs: None) -> Iterator[None]:
-    """These tests start and stop nodes themselves."""
+    """Exit if a node is already running, because these tests start and stop nodes; stop the node afterwards."""
     if (node := node_commands.Node()).is_alive and not node.is_orphan:
-        pytest.exit("error: a node is up already; `make node-down` takes it down", returncode=2)
+        pytest.exit("error: a node is already running. Fix: make node-down", returncode=2)
     yield
     node_commands.down()
 
 
 def servers() -> set[str]:
-    """Processes of this machine that only a node has, by their number and command.
+    """Return process id and command of every process that belongs to a node.
 
-    A control plane of other tests may run beside it: a node's servers are told its folder or containerd's namespace.
+    Other tests may run a control plane on this machine. The arguments of a node's servers contain the node's folder or
+    containerd's namespace.
     """
     found = set()
     own = (str(node_commands.home()), "k8s.io", "/pause")
@@ -67,12 +68,12 @@ def servers() -> set[str]:
 def command_of(folder: Path) -> list[str]:
     try:
         return (folder / "cmdline").read_text().split("\0")
-    except OSError:  # it ended just now
+    except OSError:  # the process has exited
         return []
 
 
 def traces() -> dict[str, object]:
-    """All of this machine that a node could change."""
+    """Return everything on this machine that a node could change."""
     links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
     return {
         "mounts": sorted(line.split()[4] for line in node_commands.mounts()),
@@ -87,22 +88,22 @@ def traces() -> dict[str, object]:
 
 
 def test_a_node_starts_runs_a_job_and_stops_within_a_minute_and_leaves_nothing() -> None:
-    load, before, began = others_load(), traces(), time.monotonic()
+    load, before, began = background_load(), traces(), time.monotonic()
     node = node_commands.up(owned=True)
     ready = time.monotonic()
     run = Run(node, "minute", trainer=SMALL).start()
     assert run.result()["state"] == "complete"
     ended = time.monotonic()
-    assert traces() != before, "what is looked at would not show a node"
+    assert traces() != before, "traces() does not detect a node"
     node_commands.down()
     stopped = time.monotonic()
     assert traces() == before
     parts = f"start {ready - began:.1f} s, one job {ended - ready:.1f} s, stop {stopped - ended:.1f} s"
-    told(f"{parts}; {load:.1f} processors were busy with other things")
+    record_measurement(f"{parts}; {load:.1f} busy processors before the test")
     assert stopped - began < 60 or load > BUSY
 
 
-def test_a_node_that_was_killed_with_all_its_processes_leaves_nothing_after_node_down() -> None:
+def test_node_down_removes_a_killed_node() -> None:
     before = traces()
     node = node_commands.up(owned=True)
     run = Run(node, "killed", trainer={"train": {"steps": 100_000}}).start()
@@ -111,24 +112,24 @@ def test_a_node_that_was_killed_with_all_its_processes_leaves_nothing_after_node
     os.kill(node.state["pid"], signal.SIGKILL)
     wait_for("end of process 1", lambda: node_commands.started_at(first) is None)
     assert run.volume
-    assert servers() == set(), "the kernel ends every process of the namespace with its first"
+    assert servers() == set(), "the kernel must end every process of the namespace"
     assert node_commands.down() is True
     assert traces() == before
-    assert node_commands.down() is False, "a second time there is nothing to do"
+    assert node_commands.down() is False, "there must be nothing left to remove"
 
 
-def test_a_node_starts_again_where_one_was_killed_without_node_down() -> None:
+def test_a_node_starts_after_a_killed_one_without_node_down() -> None:
     before = traces()
     node = node_commands.up(owned=True)
     os.kill(node.state["pid"], signal.SIGKILL)
-    wait_for("end of the process that was noted", lambda: not node.is_alive)
+    wait_for("end of the recorded process", lambda: not node.is_alive)
     again = node_commands.up(owned=True)
     assert again.kubectl("get", "nodes", "--output=name").stdout == "node/node\n"
     node_commands.down()
     assert traces() == before
 
 
-def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_node(
+def test_up_prints_a_working_kubeconfig_and_rejects_a_second_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", node_build.PYTHONPATH)
@@ -141,7 +142,7 @@ def test_the_commands_print_a_kubeconfig_that_works_outside_and_refuse_a_second_
     assert "Ready" in shown.stdout, shown.stderr
     second = subprocess.run([*command, "up"], capture_output=True, text=True, check=False, timeout=120)
     assert second.returncode == 2
-    assert "a node is up already" in second.stderr
+    assert "a node is already running" in second.stderr
     assert "Traceback" not in second.stderr
     ended = subprocess.run([*command, "down"], capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -153,16 +154,16 @@ def test_interrupting_a_start_leaves_nothing() -> None:
     command = [sys.executable, str(Path(node_commands.__file__)), "up"]
     environment = os.environ | {"PYTHONPATH": node_build.PYTHONPATH}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for("beginning node", (node_commands.home() / "logs" / "etcd.log").exists)
+    wait_for("starting node", (node_commands.home() / "logs" / "etcd.log").exists)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
     assert traces() == before
 
 
-def test_without_root_the_reason_is_one_line() -> None:
-    # Imported first: a checkout and its Python may lie where other users may not read.
+def test_a_non_root_user_gets_a_one_line_error() -> None:
+    # Import before setuid: another user may not be able to read the checkout.
     code = "import os, sys, node; os.setuid(65534); sys.exit(node.main(['up']))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -175,15 +176,15 @@ def test_without_root_the_reason_is_one_line() -> None:
     assert done.stderr == "error: a node needs root, this is user 65534\n"
 
 
-def test_a_typo_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_typo_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         node_commands.main(["upp"])
-    said = capsys.readouterr().err
-    assert "'upp'" in said
-    assert len(said.splitlines()) == 1, said
+    errors = capsys.readouterr().err
+    assert "'upp'" in errors
+    assert len(errors.splitlines()) == 1, errors
 
 
-def test_a_build_without_room_is_refused_in_one_line_and_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+def test_a_build_without_disk_space_fails_and_removes_the_files_of_a_killed_build(tmp_path: Path) -> None:
     left = tmp_path / "torchrec-cloud" / "node" / "build-of-yesterday"
     left.mkdir(parents=True)
     code = "import sys, node_image; node_image.DISK_GIB = 10**6; sys.exit(node_image.main(['build']))"
@@ -195,6 +196,6 @@ def test_a_build_without_room_is_refused_in_one_line_and_what_a_killed_one_left_
         env=os.environ | {"PYTHONPATH": node_build.PYTHONPATH, "XDG_CACHE_HOME": str(tmp_path)},
     )
     assert done.returncode == 2, done.stderr
-    assert "building the image needs 1000000" in done.stdout
+    assert "needed: 1000000 GiB" in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert not left.exists()

@@ -1,4 +1,4 @@
-"""What the tests of AWS stacks share: resource types, settings and views of a recorded stack."""
+"""Shared helpers of the AWS tests: resource types, settings and views of a recorded stack."""
 
 from __future__ import annotations
 

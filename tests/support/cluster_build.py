@@ -1,8 +1,7 @@
-"""Builds the programs of a real Kubernetes control plane, once, from their Go modules.
+"""Build the programs of a real Kubernetes control plane once, from their Go modules.
 
-Versions and checksums are those of `go/*/go.mod` and `go.sum`. The programs go to the user's cache, in a folder named
-by what they were built from, and appear there only when they are complete. What a cut-off build compiled stays in Go's
-own cache, so the next one goes on from there.
+Versions and checksums come from `go/*/go.mod` and `go.sum`. The user's cache holds the programs in a folder named after
+a hash of their sources; a folder appears only when it is complete. An interrupted build resumes from Go's own cache.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from pathlib import Path
 from types import FrameType
 
 GO = Path(__file__).resolve().parents[1] / "cluster" / "go"
-#: What Go's caches, the programs and a build's temporary files take (measured 5.3 GB), with room to spare.
+#: Space for Go's caches, the programs and temporary files (measured 5.3 GB), with a margin.
 DISK_GIB = 7
 PROGRESS_SECONDS = 5
 PARTIAL = ".partial"
-#: Without symbols and without this machine's paths.
+#: No symbols and no local paths.
 FLAGS, STRIP = ("-trimpath", "-ldflags"), "-s -w"
 
 
 class BuildError(Exception):
-    """What stopped a build, in one line for a person."""
+    """The reason why a build failed, in one line."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """One folder of `go/` and the programs that are built in it."""
+    """One folder of `go/` and the programs built in it."""
 
     name: str
     programs: dict[str, str]
-    #: Go variables that hold a version, and the module whose version they get: servers report it to clients.
+    #: Go variables for the version that servers report, and the module whose version they get.
     stamps: tuple[str, ...] = ()
     stamped_with: str = ""
 
@@ -54,7 +53,7 @@ class Module:
 
     @property
     def folder(self) -> Path:
-        """Where its programs lie: the name changes with every version, checksum and flag."""
+        """The folder of its programs; the name changes with every version, checksum and flag."""
         key = hashlib.sha256(repr((self, FLAGS, platform.machine())).encode())
         for name in ("go.mod", "go.sum"):
             key.update((self.source / name).read_bytes())
@@ -101,77 +100,79 @@ MODULES = {
 
 
 def cache() -> Path:
-    """The folder of built programs in the user's cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if given else Path.home() / ".cache") / "torchrec-cloud" / "cluster"
+    """Return the folder of built programs in the user's cache."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(configured) if configured else Path.home() / ".cache") / "torchrec-cloud" / "cluster"
 
 
 def program(name: str) -> Path:
-    """A built program."""
+    """Return the path of a built program."""
     (module,) = (module for module in MODULES.values() if name in module.programs)
     return module.folder / name
 
 
 def go(*arguments: str, folder: Path) -> str:
-    """What a go command prints; `BuildError` with its last line where it fails."""
+    """Return the output of a go command; raise BuildError with its last line if it fails."""
     done = subprocess.run(
         ["go", *arguments], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["no output"]
-        raise BuildError(f"`go {' '.join(arguments)}` in {folder} failed: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise BuildError(f"`go {' '.join(arguments)}` in {folder} failed: {lines[-1]}")
     return done.stdout
 
 
 def environment() -> dict[str, str]:
-    """Static programs from exactly the committed checksums, whatever workspace or flags surround this checkout."""
+    """Return variables for static builds from the committed checksums, without the user's workspace or flags."""
     return os.environ | {"CGO_ENABLED": "0", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 
 
 def source(module: str, path: str) -> Path:
-    """A dependency's own files in Go's module cache, brought there if need be; their checksum is the committed one."""
+    """Return the folder of a dependency in Go's module cache; download it if needed and check its checksum."""
     return Path(json.loads(go("mod", "download", "-json", path, folder=GO / module))["Dir"])
 
 
 def obstacle() -> str | None:
-    """Why this machine can neither use nor build the programs, or None."""
+    """Return why this machine can neither use nor build the programs, or None."""
     if platform.system() != "Linux":
         return f"the control plane is built for Linux, this is {platform.system()}"
     if shutil.which("go") is None:
-        return "Go is not installed: it builds the control plane and brings the operators' CRDs"
+        return "Go is not installed: it builds the control plane and downloads the operators' CRDs"
     return None
 
 
 def missing(modules: Iterable[Module] = MODULES.values()) -> list[Module]:
-    """Those of some modules whose programs are not in the cache."""
+    """Return the modules whose programs are not in the cache."""
     return [module for module in modules if not module.is_built]
 
 
 def build(modules: Iterable[Module] = MODULES.values()) -> None:
-    """Build what is missing of some modules; one process at a time, others wait for it."""
-    wanted = list(modules)
-    with alone():
-        if missing(wanted):
+    """Build the missing programs of some modules; other processes wait for the build."""
+    requested = list(modules)
+    with lock_cache():
+        if missing(requested):
             check_disk()
-        todo = missing(wanted)
+        todo = missing(requested)
         for number, module in enumerate(todo, 1):
             build_module(module, f"[{number}/{len(todo)}] {module.name}")
 
 
 def check_disk() -> None:
     for folder in (go("env", "GOCACHE", folder=GO), go("env", "GOMODCACHE", folder=GO), str(cache())):
-        place = Path(folder.strip())
-        while not place.exists():
-            place = place.parent
-        free = shutil.disk_usage(place).free / 2**30
+        existing = Path(folder.strip())
+        while not existing.exists():
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free / 2**30
         if free < DISK_GIB:
-            mend = "free some, or set GOCACHE, GOMODCACHE and XDG_CACHE_HOME to folders on another disk"
-            raise BuildError(f"{place} has {free:.1f} GiB free, a build needs {DISK_GIB} GiB: {mend}")
+            fix = "free space, or set GOCACHE, GOMODCACHE and XDG_CACHE_HOME to folders on another disk"
+            raise BuildError(
+                f"not enough disk space in {existing}: got {free:.1f} GiB; needed: {DISK_GIB} GiB. Fix: {fix}"
+            )
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Hold the lock of the cache, saying so where another build has it."""
+def lock_cache() -> Iterator[None]:
+    """Hold the lock of the cache; log if another build holds it."""
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
         try:
@@ -179,30 +180,30 @@ def alone() -> Iterator[None]:
         except BlockingIOError:
             say("waiting for another build of the control plane")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in cache().glob(f"*{PARTIAL}"):  # by a build that was killed
+        for left in cache().glob(f"*{PARTIAL}"):  # from killed builds
             shutil.rmtree(left)
         yield
 
 
 def build_module(module: Module, title: str) -> None:
-    """Compile into a temporary folder and rename it, so that a cut-off build leaves nothing that looks complete."""
+    """Compile into a temporary folder and rename it, so that an interrupted build never looks complete."""
     say(f"{title}: fetching modules")
     packages = sorted(module.programs.values())
     total = len(go("list", "-deps", *packages, folder=module.source).split())
-    made = Path(tempfile.mkdtemp(prefix=f"{module.name}-", suffix=PARTIAL, dir=cache()))
+    target = Path(tempfile.mkdtemp(prefix=f"{module.name}-", suffix=PARTIAL, dir=cache()))
     try:
         for name, package in module.programs.items():
-            command = ["go", "build", "-v", *FLAGS, module.linker_flags, "-o", str(made / name), package]
+            command = ["go", "build", "-v", *FLAGS, module.linker_flags, "-o", str(target / name), package]
             compile_program(command, module, f"{title}: {name}", total)
         shutil.rmtree(module.folder, ignore_errors=True)
-        made.rename(module.folder)
+        target.rename(module.folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
     say(f"{title}: done")
 
 
 def compile_program(command: list[str], module: Module, title: str, total: int) -> None:
-    """Run one `go build`; `-v` names each package as it is compiled, anything else is an error message."""
+    """Run one `go build -v`; it prints each package that it compiles, and error messages."""
     started, lines = time.monotonic(), []
     process = subprocess.Popen(command, cwd=module.source, env=environment(), stderr=subprocess.PIPE, text=True)
 
@@ -232,7 +233,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    """Build what is missing; 2 where that is not possible, 130 after Ctrl-C."""
+    """Build what is missing; return 2 if that fails, 130 after Ctrl-C."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -247,7 +248,7 @@ def main() -> int:
         say(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        say("stopped; the same command continues from the compiled programs")
+        say("stopped; run the same command to resume")
         return 130
     say(f"the control plane is in {cache()}")
     return 0

@@ -1,4 +1,4 @@
-"""Jobs and pods of a run as the API server holds them, for the tests of the terminal's view."""
+"""Kubernetes objects of a run, for the tests of `python -m workloads`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def condition(kind: str, **more: str) -> dict[str, str]:
 def job(
     cluster: FakeCluster, kind: str = "Job", nodes: int = 2, *, conditions: list[Any] | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """The run's job; `spec` on top of what its kind needs."""
+    """Add the run's job; `spec` extends the fields that its kind needs."""
     base: dict[str, Any] = {
         "Job": {"parallelism": nodes, "completions": nodes},
         "PyTorchJob": {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}, "runPolicy": {"backoffLimit": 3}},
@@ -63,7 +63,7 @@ def pod(
     made: str = "2026-11-21T10:00:00Z",
     **status: Any,
 ) -> dict[str, Any]:
-    """One pod of the run; `container` is the state of its container, `status` further fields of its status."""
+    """Add one pod of the run; `container` is its container's state, `status` adds fields of the status."""
     spec = {
         "containers": [
             {
@@ -124,7 +124,7 @@ def event(cluster: FakeCluster, about: str, reason: str, message: str, kind: str
 
 
 def line(kind: str, **fields: Any) -> str:
-    """One JSON line of the trainer."""
+    """Return one JSON line of the trainer."""
     return json.dumps({"event": kind, "time": 1_795_255_200.0, **fields})
 
 

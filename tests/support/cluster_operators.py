@@ -1,4 +1,4 @@
-"""Operators as their own manifests install them, with the program as a process here instead of a Deployment."""
+"""Install operators from their own manifests, but run each program as a process instead of a Deployment."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import cluster_build
 import yaml
 from cluster_plane import Plane, free_port, wait_for
 
-#: Where each operator reads its webhook's certificate; the path is written in their code.
+#: The folder of the webhook's certificate, hard-coded in each operator.
 CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
-#: Gives one process its own content of that path.
+#: Gives one process its own content of that folder.
 BIND = f'mount --bind "$1" {CERTIFICATES} && shift && exec "$@"'
 HEALTHY = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Which manifests, which program, and under which names the manifests know it."""
+    """An operator: its manifests, its program, and its names in the manifests."""
 
     name: str
-    #: Folder of `go/`, Go module, and the folders of that module that kustomize puts together.
+    #: Folder of `go/`, Go module, and the folders of that module that kustomize combines.
     module: str
     package: str
     manifests: tuple[str, ...]
     namespace: str
     account: str
     secret: str
-    #: Of a configuration file with `--config`; without it the ports are flags.
+    #: Content of the file for `--config`; if empty, the ports are flags.
     configuration: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ JOBSET = Operator(
         "internalCertManagement": {"enable": True},
     },
 )
-#: Its own overlay fetches JobSet from the network; these are the overlay's other parts.
+#: The operator's overlay downloads JobSet; these are the other parts of the overlay.
 TRAINER = Operator(
     "trainer-controller-manager",
     module="trainer",
@@ -84,9 +84,9 @@ TRAINER = Operator(
 
 
 def install(plane: Plane, operator: Operator) -> None:
-    """Apply its manifests, run its program under its own service account, and wait until its webhooks answer."""
+    """Apply the manifests, run the program under its own service account, and wait until it is ready."""
     webhook, health = free_port(), free_port()
-    objects = [adapted(item, webhook) for item in render(plane, operator) if item["kind"] != "Deployment"]
+    objects = [adapt(item, webhook) for item in render(plane, operator) if item["kind"] != "Deployment"]
     first = [item for item in objects if item["kind"] in ("Namespace", "CustomResourceDefinition")]
     plane.apply(first)
     plane.wait_for_crds()
@@ -114,7 +114,7 @@ def install(plane: Plane, operator: Operator) -> None:
 
 
 def render(plane: Plane, operator: Operator) -> Iterator[dict[str, Any]]:
-    """What kustomize makes of the module's own files, read where Go keeps them."""
+    """Return the objects that kustomize builds from the files in Go's module cache."""
     source = cluster_build.source(operator.module, operator.package)
     folder = plane.folder / f"{operator.name}-manifests"
     folder.mkdir()
@@ -130,13 +130,13 @@ def render(plane: Plane, operator: Operator) -> Iterator[dict[str, Any]]:
         document["secretGenerator"] = [{"name": operator.secret, "options": {"disableNameSuffixHash": True}}]
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
     text = plane.kubectl("kustomize", str(folder)).stdout
-    # The operators' CRDs are 50,000 lines: a minute for the loader in Python, a second for the one in C.
+    # The CRDs are 50,000 lines: a minute with the loader in Python, a second with the one in C.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return (item for item in yaml.load_all(text, Loader=loader) if item)
 
 
-def adapted(item: dict[str, Any], webhook: int) -> dict[str, Any]:
-    """A Service becomes a name for this machine, and a webhook is called on the port that the process listens on."""
+def adapt(item: dict[str, Any], webhook: int) -> dict[str, Any]:
+    """Point a Service at this machine, and a webhook at the port of the process."""
     if item["kind"] == "Service":
         return {**item, "spec": {"type": "ExternalName", "externalName": "localhost"}}
     for hook in item.get("webhooks", []):
@@ -162,9 +162,9 @@ def flags(plane: Plane, operator: Operator, webhook: int, health: int) -> list[s
 
 
 def account_kubeconfig(plane: Plane, operator: Operator) -> Path:
-    """The operator has the rights that its own manifests give it, no more."""
-    made = plane.kubectl("create", "token", operator.account, "--namespace", operator.namespace, "--duration=24h")
-    plane.tokens[operator.account] = made.stdout.strip()
+    """Write a kubeconfig with exactly the permissions that the operator's manifests grant."""
+    token = plane.kubectl("create", "token", operator.account, "--namespace", operator.namespace, "--duration=24h")
+    plane.tokens[operator.account] = token.stdout.strip()
     plane.write_kubeconfig(operator.account)
     return plane.kubeconfig_of(operator.account)
 

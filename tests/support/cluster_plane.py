@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane on loopback, with fake nodes that pretend to run pods, gone when its process ends."""
+"""A real Kubernetes control plane on loopback, with fake nodes; it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-#: Seconds for something that takes one on a quiet machine: tests share two cores with others.
+#: Seconds to wait for what takes one second on an idle machine: tests may share two cores.
 PATIENCE = 60.0
 POLL_SECONDS = 0.3
 NEEDED = ("setpriv", "unshare", "nsenter", "mount")
-DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-#: The user of each token and its groups; the server's own roles for the controllers, so that a missing right is seen.
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+#: User and groups of each token. Controllers get their built-in roles, so that a missing permission fails a test.
 USERS = {
     "admin": ("cluster-admin", "system:masters"),
     "kwok": ("kwok", "system:masters"),
     "kube-controller-manager": ("system:kube-controller-manager", ""),
     "kube-scheduler": ("system:kube-scheduler", ""),
 }
-#: Runs in the new network namespace and keeps it: loopback is down there at first.
+#: Brings loopback up in the new network namespace and keeps the namespace alive.
 HOLDER = """
 import fcntl, signal, socket, struct
 with socket.socket() as s:
@@ -43,15 +43,15 @@ signal.pause()
 
 
 class PlaneError(Exception):
-    """A server that did not come up, or an answer that never came, with what is known of it."""
+    """A server did not start, or an expected state was not reached in time."""
 
 
-def wait_for(what: str, seen: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    """Poll until `seen` returns something true, and return it; else fail with what it returned last."""
+def wait_for(what: str, check: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    """Poll until `check` returns a true value, and return it; raise with its last value after `patience` seconds."""
     until = time.monotonic() + patience
-    while not (found := seen()):
+    while not (found := check()):
         if time.monotonic() > until:
-            raise PlaneError(f"after {patience:.0f} s still no {what}; last seen: {found!r}")
+            raise PlaneError(f"no {what} after {patience:.0f} s; last value: {found!r}")
         time.sleep(POLL_SECONDS)
     return found
 
@@ -63,9 +63,9 @@ def free_port() -> int:
 
 
 class Plane:
-    """etcd, API server, controller manager, scheduler and kwok, in a network namespace with nothing but loopback.
+    """etcd, API server, controller manager, scheduler and kwok, in a network namespace with only loopback.
 
-    Every process dies with the one that started it (`setpriv --pdeathsig`), also when that is killed.
+    Every process is killed when its parent ends (`setpriv --pdeathsig`).
     """
 
     users: Mapping[str, tuple[str, str]] = USERS
@@ -80,7 +80,7 @@ class Plane:
         self.tokens = {user: secrets.token_hex(16) for user in self.users}
 
     def start(self) -> None:
-        """Bring everything up; ready when the API server serves and the default service account exists."""
+        """Start everything; wait until the API server answers and the default service account exists."""
         self.logs.mkdir(parents=True)
         self.enter_namespace()
         self.start_api_server()
@@ -91,10 +91,10 @@ class Plane:
         wait_for("service account `default`", lambda: self.kubectl("get", "sa", "default", check=False).returncode == 0)
 
     def enter_namespace(self) -> None:
-        """Operators' webhook servers listen on every address: here there is only loopback, and every port is free."""
+        """Create a network namespace: webhook servers of operators listen on every address and on fixed ports."""
         isolate = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
         holder = subprocess.Popen(
-            [*isolate, *DIES_WITH_US, sys.executable, "-c", HOLDER],
+            [*isolate, *DIE_WITH_PARENT, sys.executable, "-c", HOLDER],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.logs / "namespace.log").open("wb"),
@@ -107,15 +107,15 @@ class Plane:
         self.inside = ["nsenter", "--target", str(holder.pid), *joined]
 
     def spawn(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a server inside, its output in `logs/<name>.log`."""
+        """Start a server inside; its output goes to `logs/<name>.log`."""
         with (self.logs / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*self.inside, *DIES_WITH_US, *command],
+                [*self.inside, *DIE_WITH_PARENT, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | (environment or {}),
-                start_new_session=True,  # Ctrl-C reaches pytest alone, which then stops them in order
+                start_new_session=True,  # Ctrl-C reaches only pytest, which stops the servers in order
             )
         self.processes.append((name, process))
         return process
@@ -150,12 +150,12 @@ class Plane:
             "kube-apiserver",
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
-            # Never reached: it must only be no loopback address. No endpoint is published for it.
+            # Never used, but the server requires an address that is not loopback.
             "--advertise-address=192.0.2.1",
             "--endpoint-reconciler-type=none",
-            *self.authority(),
+            *self.authorization_flags(),
             f"--etcd-servers={etcd}",
-            # It makes its own certificate there, signed for 127.0.0.1 because it is bound to it.
+            # The server creates its certificate there, for 127.0.0.1.
             f"--cert-dir={self.folder}/certificates",
             f"--token-auth-file={self.folder}/tokens.csv",
             "--anonymous-auth=false",
@@ -167,13 +167,13 @@ class Plane:
         )
         wait_for("certificate of the API server", self.certificate.is_file)
         self.write_kubeconfig("admin")
-        wait_for("ready API server", self.serves)
+        wait_for("ready API server", self.is_ready)
 
-    def authority(self) -> list[str]:
-        """The API server's flags about who may do what."""
+    def authorization_flags(self) -> list[str]:
+        """Return the API server's authorization flags."""
         return ["--authorization-mode=RBAC"]
 
-    def serves(self) -> bool:
+    def is_ready(self) -> bool:
         self.check_running()
         return self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0
 
@@ -215,7 +215,7 @@ class Plane:
             "--leader-elect=false",
             f"--service-account-private-key-file={self.folder}/service-accounts.key",
             f"--root-ca-file={self.certificate}",
-            # Each controller under its own account: without it, RBAC lets none of them create a pod.
+            # Each controller uses its own account; without it RBAC allows none of them to create a pod.
             "--use-service-account-credentials=true",
             *self.controller_flags,
         )
@@ -229,10 +229,10 @@ class Plane:
         )
 
     def start_kwok(self) -> None:
-        """Pods of fake nodes start, end and go by its stages: its own fast ones, and ours of `stages.yaml`."""
+        """Start kwok, which simulates pods on fake nodes by its own fast stages and those in `stages.yaml`."""
         self.write_kubeconfig("kwok")
         stages = cluster_build.source("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
-        theirs = ("node/fast/node-initialize", "pod/fast/pod-ready")
+        built_in = ("node/fast/node-initialize", "pod/fast/pod-ready")
         self.program(
             "kwok",
             f"--kubeconfig={self.kubeconfig_of('kwok')}",
@@ -240,14 +240,14 @@ class Plane:
             f"--server-address=127.0.0.1:{free_port()}",
             "--node-port=0",
             "--node-lease-duration-seconds=0",
-            *(f"--config={stages}/{name}.yaml" for name in theirs),
+            *(f"--config={stages}/{name}.yaml" for name in built_in),
             f"--config={Path(__file__).parents[1] / 'cluster' / 'stages.yaml'}",
         )
 
     def run(
         self, command: Sequence[str], *, check: bool = True, input: str | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """A command inside, with the administrator's kubeconfig; its output is in the error where it fails."""
+        """Run a command inside, with the administrator's kubeconfig; raise PlaneError with its output if it fails."""
         done = subprocess.run(
             [*self.inside, *command],
             input=input,
@@ -267,16 +267,16 @@ class Plane:
         return self.run([str(cluster_build.program("kubectl")), *arguments], check=check, input=input)
 
     def apply(self, manifests: Sequence[Mapping[str, Any]]) -> None:
-        """Server-side apply with strict validation: an unknown field is refused."""
+        """Apply manifests on the server side with strict validation, which rejects unknown fields."""
         done = self._apply(manifests)
         if done.returncode:
-            raise PlaneError(f"the API server refused: {done.stderr}")
+            raise PlaneError(f"the API server rejected the manifests: {done.stderr}")
 
-    def refusal(self, *manifests: Mapping[str, Any]) -> str:
-        """The server's message where it refuses the manifests; an error where it takes them. Nothing is stored."""
+    def rejection(self, *manifests: Mapping[str, Any]) -> str:
+        """Return the server's error for invalid manifests, with a dry run; raise PlaneError if it accepts them."""
         done = self._apply(manifests, "--dry-run=server")
         if done.returncode == 0:
-            raise PlaneError(f"the API server took what it should refuse: {done.stdout}")
+            raise PlaneError(f"the API server accepted invalid manifests: {done.stdout}")
         return done.stderr
 
     def _apply(self, manifests: Sequence[Mapping[str, Any]], *options: str) -> subprocess.CompletedProcess[str]:
@@ -285,12 +285,12 @@ class Plane:
         return self.kubectl(*strict, *options, check=False, input=text)
 
     def get(self, *arguments: str) -> Any:
-        """Objects as the server holds them: one, or a list where several match."""
+        """Return the object from the server, or a list if several match."""
         document = json.loads(self.kubectl("get", *arguments, "--output=json").stdout)
         return document["items"] if document["kind"] == "List" else document
 
     def wait_for_crds(self) -> None:
-        """Until every CRD is served. `kubectl wait` fails on one that has no conditions yet."""
+        """Wait until every CRD is served. `kubectl wait` fails on a CRD without conditions."""
 
         def unserved() -> list[str]:
             served = {"type": "Established", "status": "True"}
@@ -300,14 +300,14 @@ class Plane:
                 if not any(served.items() <= each.items() for each in item.get("status", {}).get("conditions") or [])
             ]
 
-        wait_for("CRDs that are served", lambda: not unserved())
+        wait_for("served CRDs", lambda: not unserved())
 
     def log(self, name: str) -> str:
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace")[-3000:] if path.is_file() else "no log"
 
     def stop(self) -> None:
-        """End every process, last started first, and wait until it is gone."""
+        """Stop the processes in reverse order, and wait for each to exit."""
         for _name, process in reversed(self.processes):
             process.terminate()
             try:
@@ -319,12 +319,12 @@ class Plane:
 
 
 def obstacle() -> str | None:
-    """Why no control plane can run here although it is built, or None."""
+    """Return why this machine cannot run a control plane, or None."""
     for name in NEEDED:
         if shutil.which(name) is None:
             return f"{name} is not installed (Debian and Ubuntu: apt install util-linux mount)"
     flags = ["--net", "--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net", "--mount"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, check=False, timeout=10)
-        return f"no network namespace is permitted here: {done.stderr.strip()}" if done.returncode else None
-    return "making a network namespace did not end in 10 s"
+        return f"cannot create a network namespace: {done.stderr.strip()}" if done.returncode else None
+    return "creating a network namespace took more than 10 s"

@@ -1,5 +1,7 @@
-"""A Kubernetes API server on loopback, as far as the terminal's view asks: lists by label, objects, logs, the pod
-proxy, port-forwarding, merge patches, and the refusals (401, 403, 404, 409) in the words of the real one.
+"""A fake Kubernetes API server on loopback, with the parts of the API that `python -m workloads` uses.
+
+It serves lists by label, objects, logs, the pod proxy, port-forwarding and merge patches. Its errors (401, 403, 404,
+409) have the text of the real server.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from loopback import Handler, serve
 
 TOKEN = "a-token-that-must-not-be-shown"
 _POD = re.compile(r"^/api/v1/namespaces/([^/]+)/pods/([^/:]+)(?::(\d+))?/(log|proxy|portforward)(/.*)?$")
-#: Collections that a plain cluster has; those of operators exist once a test adds them.
+#: Collections of a plain cluster; collections of operators exist after a test adds an object.
 _KNOWN = re.compile(
     r"^/(api/v1/(namespaces/[^/]+/(pods|events|services)|nodes)|apis/batch/v1/namespaces/[^/]+/jobs"
     r"|apis/apps/v1/namespaces/[^/]+/deployments)$"
@@ -29,7 +31,7 @@ _KNOWN = re.compile(
 
 
 class FakeCluster:
-    """What the cluster holds: `objects` by path, `logs` by pod, `metrics` by pod; `forbidden` (verb, path) parts."""
+    """The state of the cluster: `objects` by path, `logs` and `metrics` by pod, `forbidden` (verb, part of a path)."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -43,7 +45,7 @@ class FakeCluster:
         self.url = ""
 
     def add(self, collection: str, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Put an object into a collection, whose kind the cluster knows from then on."""
+        """Add an object to a collection; the cluster serves its kind from then on."""
         kept = deepcopy(dict(item))
         kept["metadata"].setdefault("creationTimestamp", "2026-11-21T10:00:00Z")
         self.objects[f"{collection}/{kept['metadata']['name']}"] = kept
@@ -51,7 +53,7 @@ class FakeCluster:
         return kept
 
     def kubeconfig(self, folder: Path, token: str = TOKEN) -> Path:
-        """A kubeconfig file of this cluster."""
+        """Write and return a kubeconfig file of this cluster."""
         path = folder / "kubeconfig"
         path.write_text(yaml.safe_dump(self.config(token)))
         return path
@@ -80,7 +82,7 @@ class _Handler(Handler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self._admitted("GET"):
+        if self._is_allowed("GET"):
             path, query = self._path()
             if match := _POD.match(path):
                 self._pod(match, query)
@@ -90,7 +92,7 @@ class _Handler(Handler):
                 self._list(path, query)
 
     def do_PATCH(self) -> None:
-        if self._admitted("PATCH"):
+        if self._is_allowed("PATCH"):
             path, _ = self._path()
             assert self.headers["Content-Type"] == "application/merge-patch+json"
             body = self._object()
@@ -105,7 +107,7 @@ class _Handler(Handler):
                 self._json(200, found)
 
     def do_POST(self) -> None:
-        if self._admitted("POST"):
+        if self._is_allowed("POST"):
             path, _ = self._path()
             body = self._object()
             name = body["metadata"]["name"]
@@ -115,14 +117,12 @@ class _Handler(Handler):
                 self._json(201, self.cluster.add(path, body))
 
     def do_DELETE(self) -> None:
-        if self._admitted("DELETE"):
+        if self._is_allowed("DELETE"):
             path, _ = self._path()
             if self.cluster.objects.pop(path, None) is None:
                 self._status(404, f'"{path.rpartition("/")[2]}" not found')
             else:
                 self._json(200, {"kind": "Status", "status": "Success"})
-
-    # --- parts ---
 
     def _path(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
@@ -131,7 +131,7 @@ class _Handler(Handler):
     def _object(self) -> Any:
         return json.loads(self.body())
 
-    def _admitted(self, verb: str) -> bool:
+    def _is_allowed(self, verb: str) -> bool:
         path, _ = self._path()
         self.cluster.requests.append((verb, self.path))
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
@@ -174,7 +174,7 @@ class _Handler(Handler):
         self.reply(200, "".join(f"{line}\n" for line in lines).encode(), {"Content-Type": "text/plain"})
 
     def _forward(self, query: Mapping[str, str]) -> None:
-        """One port of a pod that answers every HTTP request with the name of its port, over a real web socket."""
+        """Forward one port over a real web socket; it answers every HTTP request with the port number."""
         accept = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode())
         self.send_response(101)
         self.send_header("Upgrade", "websocket")
@@ -184,18 +184,18 @@ class _Handler(Handler):
         self.end_headers()
         self.wfile.flush()
         port = int(query["ports"])
-        for channel in (0, 1):  # each channel begins with the port, little-endian
+        for channel in (0, 1):  # the first frame of a channel is the port, little-endian
             self._frame(bytes([channel]) + struct.pack("<H", port))
-        asked = b""
-        while not asked.endswith(b"\r\n\r\n"):
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
             frame = self._receive()
             if frame is None:
                 return
-            asked += frame[1:]
+            request += frame[1:]
         page = f"port {port} of the pod".encode()
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\nConnection: close\r\n\r\n".encode()
         self._frame(b"\x00" + head + page)
-        self.wfile.write(b"\x88\x02\x03\xe8")  # closed, normally
+        self.wfile.write(b"\x88\x02\x03\xe8")  # close frame, status 1000
         self.wfile.flush()
         self.close_connection = True
 
@@ -224,7 +224,7 @@ class _Handler(Handler):
 
 
 def matches(labels: Mapping[str, str], selector: str) -> bool:
-    """Whether labels satisfy `a=b,c in (d,e)`."""
+    """Return whether labels match a selector such as `a=b,c in (d,e)`."""
     for part in filter(None, re.split(r",(?![^()]*\))", selector)):
         key, word, values = part.partition(" in ")
         if word:

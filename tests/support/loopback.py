@@ -36,10 +36,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[int]:
-    """Serve requests on a free port of 127.0.0.1, which is yielded; `attributes` are set on the handler's class."""
+    """Serve requests on a free port of 127.0.0.1 and yield the port; set `attributes` on the handler's class."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (handler,), attributes))
     server.daemon_threads = True
-    # The default poll interval of half a second would be the wait of every shutdown.
+    # Every shutdown waits for one poll interval, half a second by default.
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -51,13 +51,13 @@ def serve(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterat
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens."""
+    """Return an unused port of 127.0.0.1."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def refuse_connections(monkeypatch: pytest.MonkeyPatch, *, loopback: bool) -> None:
-    """Fail a test that connects to another machine, or with `loopback=False` to anything at all."""
+    """Fail a test that connects to another machine, or with `loopback=False` to any address."""
 
     def connect(self: socket.socket, address: object) -> None:
         host = address[0] if isinstance(address, tuple) else "localhost"

@@ -1,4 +1,4 @@
-"""Folders of tests that run only where the command line names them, because they take minutes."""
+"""Select folders of slow tests, which run only if the command line names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs rules of the policy pack on resources, as the engine would."""
+"""Run rules of the policy pack on resources, as the engine does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAGS = {"project": "p", "stack": "s", "owner": "o", "cost-centre": "c"}
 
 
 def violations(rule: str, kind: str, props: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> list[str]:
-    """Return what a rule about single resources finds in one resource."""
+    """Return the violations of a resource rule in one resource."""
     found: list[str] = []
     policy = cast(ResourceValidationPolicy, BY_NAME[rule])
     arguments = ResourceValidationArgs(
@@ -38,14 +38,14 @@ def violations(rule: str, kind: str, props: Mapping[str, Any], config: Mapping[s
 
 
 def member(kind: str, name: str, props: Mapping[str, Any], needs: list[PolicyResource] | None = None) -> PolicyResource:
-    """Return a resource as a rule about stacks sees it."""
+    """Return a resource in the form that a stack rule receives."""
     return PolicyResource(
         kind, dict(props), f"urn:pulumi:s::p::{kind}::{name}", name, OPTIONS, None, None, needs or [], {}
     )
 
 
 def stack_violations(rule: str, members: list[PolicyResource], config: Mapping[str, Any] | None = None) -> list[str]:
-    """Return what a rule about stacks finds."""
+    """Return the violations of a stack rule."""
     found: list[str] = []
     policy = cast(StackValidationPolicy, BY_NAME[rule])
     policy.validate(StackValidationArgs(members, config), lambda text, urn: found.append(text))

@@ -1,4 +1,4 @@
-"""Facts as the real program makes them from each real `Pulumi.<stack>.yaml`, for tests that change one thing."""
+"""Facts that the real program computes from each `Pulumi.<stack>.yaml`, for tests that change one setting."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IMAGE = f"registry.example/trainer@sha256:{'0' * 64}"
 
 
 @cache
-def recorded(stack: str, overrides: tuple[tuple[str, Any], ...] = ()) -> Facts:
-    """The facts of a stack as it stands in the repository; the image's reference does not follow the sources."""
+def record_facts(stack: str, overrides: tuple[tuple[str, Any], ...] = ()) -> Facts:
+    """Return the facts of a stack with the repository's settings and a fixed image reference."""
     found: list[Facts] = []
     real = component.resolve_facts
 
@@ -43,8 +43,8 @@ def recorded(stack: str, overrides: tuple[tuple[str, Any], ...] = ()) -> Facts:
 
 
 def facts(stack: str = "local", job: Mapping[str, Any] | None = None, **changes: Any) -> Facts:
-    """The stack's facts with other keys of `job` and other fields."""
-    before = recorded(stack)
+    """Return the stack's facts with changed keys of `job` and changed fields."""
+    before = record_facts(stack)
     settings = JobSettings.model_validate(before.job.model_dump() | dict(job or {}))
     after = replace(before, job=settings, **changes)
     if settings.run != before.job.run:
@@ -53,14 +53,14 @@ def facts(stack: str = "local", job: Mapping[str, Any] | None = None, **changes:
 
 
 def with_settings(config: TrainConfig, **sections: Mapping[str, Any]) -> TrainConfig:
-    """The trainer's settings with other values in some sections."""
+    """Return the trainer's settings with changed values in some sections."""
     values = config.model_dump()
     for section, own in sections.items():
         values[section] |= dict(own)
     return TrainConfig.model_validate(values)
 
 
-#: Everything that can be asked for at once.
+#: Every option that can be combined.
 EVERYTHING: dict[str, Any] = {
     "dataset": {"source": "bucket", "options": ["--ids=hash"]},
     "netcheck": {"enabled": True, "min_gb_per_s": 40},
@@ -68,7 +68,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def operators_variables(launcher: str, index: int, port: int) -> dict[str, str]:
-    """What each kind's operator sets in the container of pod `index` of two; `tests/cluster` compares it with them."""
+    """Return the variables that each operator sets in pod `index` of two; `tests/cluster` checks them."""
     if launcher == "pytorchjob":
         return {
             "PET_NNODES": "2:2",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pulumi.runtime.rpc import _special_secret_sig, _special_sig_key
-from workload_facts import CLOUDS, ROOT, recorded
+from workload_facts import CLOUDS, ROOT, record_facts
 
 from provider_mocks.recording import Recording, run_stack  # isort: skip
 
@@ -28,7 +28,7 @@ def build_image(stack: str, overrides: dict[str, Any] | None = None) -> tuple[Re
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
 def test_the_image_is_built_for_the_clouds_fabric_and_pushed_to_its_registry(cloud: str) -> None:
     recording, inputs = build_image(cloud)
-    assert inputs["target"] == recorded(cloud).fabric.image_target
+    assert inputs["target"] == record_facts(cloud).fabric.image_target
     assert re.search(rf"^FROM \S+ AS {inputs['target']}$", DOCKERFILE, re.MULTILINE), (
         "the Dockerfile has no such target"
     )
@@ -94,7 +94,7 @@ def test_the_build_context_contains_the_files_that_the_tag_covers() -> None:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_the_topology_file_of_a_fabric_is_in_its_image(cloud: str) -> None:
-    fabric = recorded(cloud).fabric
+    fabric = record_facts(cloud).fabric
     path = fabric.env.get("NCCL_TOPO_FILE")
     if path is None:
         assert fabric.name != "infiniband", "without it NCCL guesses which network card is near which GPU"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts, recorded
+from workload_facts import CLOUDS, EVERYTHING, LAUNCHERS, facts, record_facts
 
 from infra.contract import Fabric, Mount, Sidecar
 from trainer.config import TrainConfig
@@ -254,7 +254,7 @@ def test_the_trainer_ends_before_the_grace_period() -> None:
 
 @pytest.mark.parametrize(("overrides", "notices"), [({"gpu.capacity": "spot"}, "auto"), ({}, "off")])
 def test_spot_interruption_notices_are_watched_on_spot_nodes(overrides: dict[str, Any], notices: str) -> None:
-    assert recorded("aws", tuple(overrides.items())).config.fault.notices == notices
+    assert record_facts("aws", tuple(overrides.items())).config.fault.notices == notices
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

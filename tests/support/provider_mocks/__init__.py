@@ -1,1 +1,1 @@
-"""Running a Pulumi program without an engine, with mocks of what the clouds compute."""
+"""Run a Pulumi program without an engine, with mocks of the outputs that the clouds compute."""

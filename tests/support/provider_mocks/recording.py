@@ -1,7 +1,7 @@
-"""Running a Pulumi program without an engine: every registration is recorded, plausible outputs are imitated.
+"""Run a Pulumi program without an engine: record every registration and return plausible mocked outputs.
 
-What a cloud computes comes from `clouds/<cloud>.py`, one file per cloud, each with two tables:
-`OUTPUTS` maps a type token to a function (name, inputs) -> outputs, `CALLS` an invoke's token to one of its arguments.
+`clouds/<cloud>.py` holds the computed outputs of one cloud in two tables. `OUTPUTS` maps a type token to a function
+(name, inputs) -> outputs, `CALLS` the token of a function to a function (arguments) -> result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from provider_mocks import clouds as cloud_mocks
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = "torchrec-cloud"
 
-#: Each cloud's own SDKs; a stack may load these and `SHARED_SDKS`, nothing else that begins with `pulumi_`.
+#: The SDKs of each cloud; a stack may load only these and `SHARED_SDKS`.
 SDKS: dict[str, set[str]] = {
     "aws": {"pulumi_aws", "pulumi_eks"},
     "azure": {"pulumi_azure_native"},
@@ -47,7 +47,7 @@ Call = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Registration:
-    """One resource as the engine would have seen it; URNs name parent, provider and dependencies."""
+    """One resource as registered with the engine; parent, provider and dependencies are URNs."""
 
     type: str
     name: str
@@ -64,7 +64,7 @@ class Registration:
 
     @property
     def parent_name(self) -> str:
-        """The parent's logical name; empty for a child of the stack itself."""
+        """The parent's logical name; empty for a child of the stack."""
         kind, _, name = self.parent.rpartition("::")
         return "" if kind.endswith("pulumi:pulumi:Stack") else name
 
@@ -80,21 +80,21 @@ class Recording:
     error: BaseException | None = None
 
     def of_type(self, token: str) -> list[Registration]:
-        """Registrations of exactly this type."""
+        """Return the registrations of exactly this type."""
         return [item for item in self.registrations if item.type == token]
 
     def one(self, token: str, name: str | None = None) -> Registration:
-        """The only registration of this type (and name); what exists instead is in the failure."""
+        """Return the only registration of this type and name; fail with the list of all if there is not exactly one."""
         found = [item for item in self.of_type(token) if name is None or item.name == name]
         assert len(found) == 1, f"{len(found)} of {token} {name or ''}; there are {sorted(self.tree())}"
         return found[0]
 
     def tree(self) -> list[str]:
-        """`type name parent` of each registration, sorted: the golden list."""
+        """Return the golden list: `type name parent` of each registration, sorted."""
         return sorted(f"{item.type}  {item.name}  {item.parent_name or '-'}" for item in self.registrations)
 
     def needs(self, later: Registration, earlier: Registration) -> bool:
-        """Whether `later` is created after `earlier` and destroyed before it, directly or through others."""
+        """Return whether `later` depends on `earlier`, directly or indirectly."""
         by_urn = {item.urn: item for item in self.registrations}
         seen: set[str] = set()
         queue = self._edges(later)
@@ -106,7 +106,7 @@ class Recording:
         return earlier.urn in seen
 
     def _edges(self, item: Registration) -> list[str]:
-        """What the engine orders before `item`: dependencies, its parent, children of components depended on."""
+        """Return what the engine creates before `item`: dependencies, parent, children of required components."""
         components = {one.urn for one in self.registrations if not one.custom} & item.dependencies
         children = [child.urn for child in self.registrations if child.parent in components]
         return [*item.dependencies, item.parent, *children]
@@ -118,9 +118,9 @@ class _Mocks(mocks.Mocks):
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         self.recording.calls.append((args.token, args.args))
-        answer = self.calls.get(args.token)
-        assert answer, f"no imitation of the call {args.token}: add it to CALLS of the cloud's imitation"
-        return answer(args.args), []
+        function = self.calls.get(args.token)
+        assert function, f"no mock of the call {args.token}: add it to CALLS of the cloud's mocks"
+        return function(args.args), []
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         computed = self.outputs.get(args.typ, lambda name, inputs: {})(args.name, args.inputs)
@@ -128,7 +128,7 @@ class _Mocks(mocks.Mocks):
 
 
 class _Monitor(mocks.MockMonitor):
-    """The mock monitor, keeping what `Mocks.new_resource` is not told: parent, dependencies, options."""
+    """A mock monitor that also records parent, dependencies and options, which `Mocks.new_resource` lacks."""
 
     def __init__(self, fake: _Mocks) -> None:
         super().__init__(fake)
@@ -162,7 +162,7 @@ def _registration(request: Any, urn: str, inputs: Mapping[str, Any]) -> Registra
 
 @functools.cache
 def cloud_tables() -> tuple[dict[str, Outputs], dict[str, Call]]:
-    """Return the tables of all clouds as one: no two clouds share a token."""
+    """Return the combined tables of all clouds; no two clouds share a token."""
     outputs: dict[str, Outputs] = {}
     calls: dict[str, Call] = {}
     for found in pkgutil.iter_modules(cloud_mocks.__path__):
@@ -173,10 +173,10 @@ def cloud_tables() -> tuple[dict[str, Outputs], dict[str, Call]]:
 
 
 def record(program: Callable[[], object], config: Mapping[str, str], stack: str) -> Recording:
-    """Run `program` under mocks to its very end: all registrations have landed, or `error` says why not."""
+    """Run `program` with mocks until all registrations are complete, or return the recording with its `error`."""
     recording = Recording()
     outputs, calls = cloud_tables()
-    # A context of its own: Pulumi keeps its state in context variables, and a second stack must not see the first's.
+    # Pulumi keeps its state in context variables; a separate context hides the state of earlier stacks.
     contextvars.Context().run(_run, program, config, stack, _Monitor(_Mocks(recording, outputs, calls)), recording)
     return recording
 
@@ -189,7 +189,7 @@ def _run(
     mocks.set_mocks(monitor.mocks, project=PROJECT, stack=stack, monitor=monitor)
     pulumi.runtime.set_all_config(dict(config), [])
     try:
-        _sync_await(run_pulumi_func(lambda: _nothing(program())))
+        _sync_await(run_pulumi_func(lambda: _discard(program())))
         exported = runtime_settings.get_root_resource().outputs
         _sync_await(_resolve(exported, recording))
     except Exception as error:
@@ -198,14 +198,16 @@ def _run(
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """One for all stacks, since one that failed leaves tasks behind that the next waits for. Never the current one:
-    storage clients leave the loop of a thread of theirs behind as that.
+    """Return the event loop for all stacks.
+
+    A failed stack leaves tasks behind that the next stack must wait for, so all share one loop. It is not the current
+    loop, because storage clients leave the loop of one of their threads there.
     """
     return asyncio.new_event_loop()
 
 
-def _nothing(_: object) -> None:
-    """A program's value is not awaited; what it registered is."""
+def _discard(_: object) -> None:
+    """Discard the program's return value: Pulumi waits only for registrations."""
 
 
 async def _resolve(exported: Mapping[str, Any], recording: Recording) -> None:
@@ -247,7 +249,7 @@ def run_stack(stack: str, overrides: Mapping[str, object] | None = None) -> Reco
 
 
 def stacks() -> Iterator[str]:
-    """Stacks with a file of settings whose cloud exists."""
+    """Yield the stacks with a settings file and an available cloud."""
     for path in sorted(ROOT.glob("Pulumi.*.yaml")):
         config = yaml.safe_load(path.read_text())["config"]
         if config[f"{PROJECT}:cloud"] in clouds.available():

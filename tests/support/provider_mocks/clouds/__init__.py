@@ -1,1 +1,1 @@
-"""What each cloud computes: tables `OUTPUTS` by type of resource and `CALLS` by function."""
+"""Outputs that each cloud computes: `OUTPUTS` by resource type, and `CALLS` by function."""

@@ -1,4 +1,4 @@
-"""Values that AWS computes, in the form of its answers."""
+"""Values that AWS computes, in the format of its API."""
 
 from __future__ import annotations
 

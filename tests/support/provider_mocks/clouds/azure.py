@@ -1,4 +1,4 @@
-"""What Azure computes: identities, addresses, and the kubeconfig that AKS answers."""
+"""Values that Azure computes: identities, addresses, and the kubeconfig of AKS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _identity(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _cluster(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     kubelet = {"resourceId": "kubelet", "clientId": "kubelet-client", "objectId": "kubelet-object"}
-    # Identities go in as a list of ids and come back as a map.
+    # The API accepts identities as a list of ids and returns them as a map.
     identities = {one: {"clientId": "control-plane"} for one in inputs["identity"]["userAssignedIdentities"]}
     return {
         "identity": {"type": "UserAssigned", "userAssignedIdentities": identities},
@@ -36,14 +36,14 @@ def _cluster(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_identity(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Identities go in as a list of ids and come back as a map."""
-    given = inputs["identity"]
-    identities = {one: {"clientId": "client", "principalId": "principal"} for one in given["userAssignedIdentities"]}
-    return {"identity": {"type": given["type"], "userAssignedIdentities": identities}}
+    """Return the identities as a map, as the API does for a list of ids."""
+    identity = inputs["identity"]
+    identities = {one: {"clientId": "client", "principalId": "principal"} for one in identity["userAssignedIdentities"]}
+    return {"identity": {"type": identity["type"], "userAssignedIdentities": identities}}
 
 
 def _job(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """A job's id in the workspace is its name."""
+    """Return the job's id as its name."""
     return {"name": inputs["id"]}
 
 
@@ -61,7 +61,7 @@ OUTPUTS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
     "azure-native:machinelearningservices:Job": _job,
     "azure-native:machinelearningservices:Workspace": _with_identity,
     "azure-native:managedidentity:UserAssignedIdentity": _identity,
-    # As the API answers: account/pool/volume.
+    # The API returns account/pool/volume.
     "azure-native:netapp:CapacityPoolVolume": lambda name, inputs: {
         "name": f"{inputs['accountName']}/{inputs['poolName']}/{inputs['volumeName']}",
         "mountTargets": [{"fileSystemId": "fs", "ipAddress": "10.0.128.4", "mountTargetId": "mt"}],

@@ -1,4 +1,4 @@
-"""What Google Cloud computes, in the shape in which it answers."""
+"""Values that Google Cloud computes, in the format of its API."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _account(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _agent(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    assert inputs["service"] == "container.googleapis.com", "each service has an agent with a name of its own"
+    assert inputs["service"] == "container.googleapis.com", "each service has its own agent"
     email = f"service-{PROJECT_NUMBER}@container-engine-robot.iam.gserviceaccount.com"
     return {"email": email, "member": f"serviceAccount:{email}"}
 
 
 def _cluster(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The private address where nothing else is open, as GKE does it; the name exists whether it may be used or not."""
+    """Return a private address if the endpoint is private. The DNS name always exists, even if it is disabled."""
     private = inputs["privateClusterConfig"]["enablePrivateEndpoint"]
     by_name = {**inputs["controlPlaneEndpointsConfig"]["dnsEndpointConfig"], "endpoint": f"gke-{name}.gke.goog"}
     return {
@@ -36,7 +36,7 @@ def _filestore(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Pulumi's own names: seven random letters behind the logical one."""
+    """Return a name as Pulumi generates it: the logical name and seven random characters."""
     return {"name": f"{name}-0a1b2c3"}
 
 

@@ -1,4 +1,4 @@
-"""Outputs of a cluster that exists: the API server names nothing that the program did not name itself."""
+"""Outputs of an existing cluster: none, because the program chooses all names."""
 
 OUTPUTS: dict[str, object] = {}
 CALLS: dict[str, object] = {}
