@@ -113,7 +113,7 @@ ELSEWHERE = {
     "fault.step_timeout_seconds": "faults/test_hangs.py::test_a_hanging_process_ends_all_and_its_stack_is_printed",
     "fault.notices": "faults/test_spot_notices.py::test_a_run_saves_and_stops_on_an_interruption_notice",
     "fault.notices_endpoint": "faults/test_spot_notices.py::test_a_run_saves_and_stops_on_an_interruption_notice",
-    "fault.notices_poll_seconds": "faults/test_spot_notices.py::test_a_notice_is_handled_once_although_it_is_read_repeatedly",
+    "fault.notices_poll_seconds": "faults/test_spot_notices.py::test_a_notice_is_handled_only_once",
     "checkpoint.keep": "test_checkpoint.py::test_only_the_newest_checkpoints_are_kept",
     "checkpoint.resume": "test_checkpoint.py::test_a_resume_that_is_required_needs_a_checkpoint",
     "metrics.log_every": "test_train.py::test_reports_come_every_log_every_steps_and_at_the_end",

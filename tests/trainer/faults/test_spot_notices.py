@@ -97,7 +97,7 @@ def test_a_failing_server_is_polled_again_and_logged_once(fault: str, caplog: py
     assert caplog.text.count("gives no answer") == 1, "one line per poll would fill a log in a night"
 
 
-def test_a_notice_is_handled_once_although_it_is_read_repeatedly() -> None:
+def test_a_notice_is_handled_only_once() -> None:
     handled: queue.Queue[Notice] = queue.Queue()
     with MetadataServer("gcp", "preempted") as server:
         watcher = NoticeWatcher(config(server, "gcp"), handled.put)
