@@ -1,4 +1,4 @@
-"""Configuration files and flags of the servers of one node and its control plane; they run in own namespaces."""
+"""Configuration files and flags of the servers of one node and its control plane; for separate namespaces."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Recording:
     def one(self, token: str, name: str | None = None) -> Registration:
         """Return the only registration of this type and name; fail with the list of all if there is not exactly one."""
         found = [item for item in self.of_type(token) if name is None or item.name == name]
-        assert len(found) == 1, f"{len(found)} of {token} {name or ''}; there are {sorted(self.tree())}"
+        assert len(found) == 1, f"{len(found)} of {token} {name or ''}; all: {sorted(self.tree())}"
         return found[0]
 
     def tree(self) -> list[str]:

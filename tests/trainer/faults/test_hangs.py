@@ -1,4 +1,4 @@
-"""A hanging step ends the job with the stack of the process that hangs, and with the exit code for a restart."""
+"""Tests of hanging steps: the job exits with the code for a restart and prints the stack of the hanging process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ def test_a_hanging_process_ends_all_and_its_stack_is_printed(machines: Machines)
     log = ended.log.read_text()
     assert "rank 1 has been in step 20 for" in log
     assert "(fault.step_timeout_seconds 2)" in log
-    assert "injected.py" in log, "the stack does not show where it hangs"
+    assert "injected.py" in log, "the stack must show where the process hangs"
     assert "rank 0 waits in step 20 for another process" in log
-    assert log.count("innermost call last") <= 2, (
-        "the stack of every process that only waits hides the one that matters"
-    )
+    assert log.count("innermost call last") <= 2, "only the hanging process may print its stack"
 
 
 def test_a_frozen_process_ends_the_others(machines: Machines) -> None:
@@ -40,4 +38,4 @@ def test_a_slow_save_is_not_a_hanging_step(machines: Machines) -> None:
     slow = machines.start(1, {0: {"kind": "slow_writes", "seconds": 0.002}}, fault__step_timeout_seconds=1)
     assert slow.wait() == [0], slow.log.read_text()[-3000:]
     saves = [e["seconds"] for e in slow.events() if e["event"] == "checkpoint"]
-    assert min(saves) > 1, "the saves are faster than the limit, so the test proves nothing"
+    assert min(saves) > 1, "the saves must be slower than the step timeout"
