@@ -6,6 +6,7 @@ The script trains the quickstart in its own terminal and saves the last screen a
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pty
 import re
@@ -15,17 +16,18 @@ import tempfile
 from pathlib import Path
 
 import pyte
+from pyte.screens import Char
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS, LINES = 110, 60
+COLUMNS, LINES = 100, 60
 COMMAND = ["-m", "trainer", "launch", "--nproc", "2", "train", "--train.run", "quickstart"]
 
 
-def record() -> pyte.Screen:
-    """Return the terminal's screen at the end of the run."""
+def record() -> tuple[pyte.Screen, str]:
+    """Return the terminal's screen at the end of the run, and the folder that the run was in."""
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +46,7 @@ def record() -> pyte.Screen:
         while data := _read(leader):
             stream.feed(data)
         assert process.wait() == 0, "\n".join(screen.display).strip()
-    return screen
+    return screen, folder
 
 
 def _read(leader: int) -> bytes:
@@ -55,19 +57,32 @@ def _read(leader: int) -> bytes:
         return b""
 
 
-def to_lines(screen: pyte.Screen) -> list[Text]:
-    """Return the screen's lines with their colours, without the empty ones at the end."""
+def to_lines(screen: pyte.Screen, folder: str) -> list[Text]:
+    """Return the screen's lines with their colours: without the folder in paths, and with two rows of the plan's table."""
     lines = []
     for row in range(LINES):
-        line = Text(no_wrap=True)
-        for column in range(COLUMNS):
-            cell = screen.buffer[row][column]
-            line.append(cell.data, Style(color=_colour(cell.fg), bold=cell.bold))
-        line.rstrip()
-        lines.append(line)
+        cells = [screen.buffer[row][column] for column in range(COLUMNS)]
+        text = "".join(cell.data for cell in cells)
+        if re.match(r"│ t_cat_\d+ ", text) and not re.match(r"│ t_cat_(0|25) ", text):
+            continue
+        if (start := text.find(f"{folder}/")) >= 0:
+            del cells[start : start + len(folder) + 1]
+            cells[-1:-1] = [cells[-2]] * (COLUMNS - len(cells))
+        lines.append(_join(cells))
+        if text.startswith("│ t_cat_0 "):
+            lines.append(Text("│ ... 24 more tables"))
     while lines and not lines[-1].plain:
         lines.pop()
     return lines
+
+
+def _join(cells: list[Char]) -> Text:
+    """Return the cells of a line, those of one style together."""
+    line = Text(no_wrap=True)
+    for (colour, bold), run in itertools.groupby(cells, key=lambda cell: (cell.fg, cell.bold)):
+        line.append("".join(cell.data for cell in run), Style(color=_colour(colour), bold=bold))
+    line.rstrip()
+    return line
 
 
 def _colour(name: str) -> str | None:
@@ -82,7 +97,7 @@ def _colour(name: str) -> str | None:
 def main() -> int:
     """Run the quickstart and write the picture."""
     target = Path(sys.argv[1])
-    lines = to_lines(record())
+    lines = to_lines(*record())
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for line in [Text("$ make quickstart", style="bold"), *lines]:
         console.print(line)

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -57,12 +58,30 @@ def train_command(arguments: Sequence[str]) -> int:
 
     In several processes: torchrun --nproc_per_node N -m trainer
     """
-    return _run_in_job(arguments, _train)
+    from trainer.config.options import load_config
+
+    config = _load(lambda: load_config(arguments, os.environ))
+    with _runtime(config.train) as runtime:
+        from trainer.training.loop import train
+
+        return train(config.for_processes(runtime.world_size), runtime)
 
 
 def evaluate_command(arguments: Sequence[str]) -> int:
     """Print held-out loss, NE, AUC and calibration of a run's newest checkpoint (--train.run NAME)."""
-    return _run_in_job(arguments, _evaluate, base=_saved_options)
+    from trainer.config.options import load_section, merge_sources
+
+    def find_sections() -> tuple[Any, Any]:
+        tree = merge_sources(arguments, os.environ)  # the rest is complete only with the checkpoint's options
+        return load_section(tree, "train"), load_section(tree, "checkpoint")
+
+    train, checkpoint = _load(find_sections)
+    with _runtime(train) as runtime:
+        from trainer.training.evaluation import evaluate_run, load_evaluated_config
+
+        config = load_evaluated_config(arguments, os.environ, checkpoint, train.run)
+        evaluate_run(config.for_processes(runtime.world_size), runtime)
+    return EXIT_OK
 
 
 def config_command(arguments: Sequence[str]) -> int:
@@ -224,53 +243,23 @@ def _run_alone(name: str, body: Callable[[Sequence[str]], int], arguments: Seque
     return body(arguments)
 
 
-def _saved_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the sections data, model and optim that the run's newest checkpoint was written with; none without one."""
-    from trainer.checkpoint import saved_config
-    from trainer.config.options import load_config
-
-    named = load_config(arguments, os.environ)
-    saved = saved_config(named.checkpoint, named.train.run)
-    return {section: saved[section] for section in ("data", "model", "optim") if section in saved}
-
-
-def _run_in_job(
-    arguments: Sequence[str],
-    body: Callable[[Any, Any], int],
-    base: Callable[[Sequence[str]], dict[str, Any]] | None = None,
-) -> int:
-    """Load the configuration, start the process group, run `body(config, runtime)` and return its exit code.
-
-    `base` returns options that replace the defaults.
-    """
-    from trainer.config.options import load_config
-
+def _load(read: Callable[[], Any]) -> Any:
+    """Return what `read` loads from the options; every process finds the same mistake, and only rank 0 prints it."""
     try:
-        config = load_config(arguments, os.environ, base(arguments) if base else None)
+        return read()
     except UserError as error:
-        error.reported = not _is_main()  # every process finds the same mistake; only rank 0 prints it
+        error.reported = not _is_main()
         raise
+
+
+def _runtime(config: Any) -> AbstractContextManager[Any]:
+    """Return a context that starts and ends the process group with the options of section `train`."""
     from trainer.runtime.quiet import quiet_libraries
 
     quiet_libraries()
     from trainer.runtime.process_group import init_runtime
 
-    with init_runtime(config.train, dict(os.environ)) as runtime:
-        code = body(config.for_processes(runtime.world_size), runtime)
-    return code
-
-
-def _train(config: Any, runtime: Any) -> int:
-    from trainer.training.loop import train
-
-    return train(config, runtime)
-
-
-def _evaluate(config: Any, runtime: Any) -> int:
-    from trainer.training.evaluation import evaluate_run
-
-    evaluate_run(config, runtime)
-    return EXIT_OK
+    return init_runtime(config, dict(os.environ))
 
 
 def _is_main() -> bool:

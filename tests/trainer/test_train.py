@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 import odd_sources
 import pytest
-from small_jobs import ROOT, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
+from small_jobs import ROOT, ROWS, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
 
 from trainer.main import main
 from trainer.metrics.json_lines import JsonLines
@@ -175,8 +176,21 @@ def test_evaluate_takes_the_model_and_the_data_from_the_checkpoint(
     (found,) = events_of(capsys.readouterr().out)
     expected = events_of(two[1].stdout)[-1]
     assert (found["samples"], found["auc"]) == (expected["samples"], pytest.approx(expected["auc"], abs=1e-6))
-    assert main(["evaluate", *named_run, "--data.eval-samples=8"]) == 0
+    valid_for_this_model = f"--model.num-embeddings={list(ROWS)}"
+    assert main(["evaluate", *named_run, "--data.eval-samples=8", valid_for_this_model]) == 0
     assert events_of(capsys.readouterr().out)[0]["samples"] == 8, "the command line wins over the checkpoint"
+
+
+def test_evaluate_reports_a_checkpoint_that_this_version_cannot_read(
+    two: Two, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two[0], tmp_path / "copy")
+    marker = tmp_path / "copy" / "a" / "checkpoints" / "step_0000000008" / "COMPLETE.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format": 99}))
+    assert main_here(tmp_path / "copy", "evaluate") == 2
+    error = capsys.readouterr().err
+    assert "step_0000000008 has an unknown format: got 99" in error
+    assert error.count("\n") == 1, "one line, no trace"
 
 
 def test_a_complete_run_started_again_reports_so_and_changes_nothing(

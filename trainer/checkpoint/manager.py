@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer.checkpoint.checksums import FileChecksums
 from trainer.checkpoint.requests import StoreUnavailableError
 from trainer.checkpoint.state import CanonicalState
-from trainer.checkpoint.store import CheckpointStore, DamagedCheckpointError
-from trainer.config import TrainConfig
+from trainer.checkpoint.store import CheckpointStore, DamagedCheckpointError, open_store
+from trainer.config import CheckpointConfig, TrainConfig
 from trainer.errors import UserError
 from trainer.sharding.sharded_model import ShardedModel
+from trainer.storage.remote_errors import store_error
 
 FORMAT = 2
 Group = dist.ProcessGroup | None
@@ -182,20 +183,45 @@ def milestones(steps: list[int], every: int) -> set[int]:
 
 def check_compatible(marker: Mapping[str, Any], config: TrainConfig, location: str) -> None:
     """Raise UserError if the checkpoint belongs to a run that `config` cannot continue; name the first such field."""
-    if marker.get("format") != FORMAT:
-        raise UserError(f"checkpoint {location} has an unknown format: got {marker.get('format')}; allowed: {FORMAT}")
-    try:
-        saved = TrainConfig.model_validate(marker["config"])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"checkpoint {location} has a configuration that this version cannot read: {_cause(error)}"
-        ) from None
+    saved = _saved_config(marker, location)
     for name, was, now in _identity(saved, config):
         if was != now:
             raise UserError(
                 f"checkpoint {location} was written with {name} = {was}, so it cannot be resumed: got {now}. "
                 f"Fix: undo the change, or start a new run with another --train.run NAME"
             )
+
+
+def load_saved_config(config: CheckpointConfig, run: str) -> TrainConfig | None:
+    """Return the configuration of a run's newest undamaged checkpoint, None without one. Collective."""
+    saved: TrainConfig | None = _from_rank_0(lambda: _newest_config(open_store(config.uri, run, config), config.uri))
+    return saved
+
+
+def _newest_config(store: CheckpointStore, uri: str) -> TrainConfig | None:
+    try:
+        for step in reversed(store.complete_steps()):
+            try:
+                return _saved_config(store.read_marker(step), store.location(step))
+            except (DamagedCheckpointError, FileNotFoundError):
+                continue  # damaged, or deleted meanwhile by the run's clean-up
+    except UserError:
+        raise
+    except Exception as error:  # each store has its own exceptions
+        raise store_error(error, uri, "checkpoint.uri") from None
+    return None
+
+
+def _saved_config(marker: Mapping[str, Any], location: str) -> TrainConfig:
+    """Return the configuration in a marker; raise UserError if this version cannot read it."""
+    if marker.get("format") != FORMAT:
+        raise UserError(f"checkpoint {location} has an unknown format: got {marker.get('format')}; allowed: {FORMAT}")
+    try:
+        return TrainConfig.model_validate(marker["config"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"checkpoint {location} has a configuration that this version cannot read: {_cause(error)}"
+        ) from None
 
 
 def _identity(saved: TrainConfig, config: TrainConfig) -> list[tuple[str, Any, Any]]:

@@ -196,24 +196,6 @@ def is_local(uri: str) -> bool:
     return fsspec.utils.get_protocol(uri) in ("file", "local")
 
 
-def saved_config(config: CheckpointConfig, run: str) -> dict[str, Any]:
-    """Return the configuration in the newest undamaged checkpoint of a run as a tree; an empty one without checkpoint.
-
-    Raise UserError if the store does not respond.
-    """
-    store = open_store(config.uri, run, config)
-    try:
-        for step in reversed(store.complete_steps()):
-            try:
-                saved = store.read_marker(step).get("config")
-            except DamagedCheckpointError:
-                continue  # a resume skips it too, with a warning
-            return saved if isinstance(saved, dict) else {}
-    except OSError as error:
-        raise UserError(f"checkpoint.uri {config.uri}: cannot be read: {error}") from None
-    return {}
-
-
 def open_store(root: str, run: str, config: CheckpointConfig | None = None) -> FsspecStore:
     """Return the store of a run under checkpoint.uri; raise UserError for a URI that fsspec cannot open."""
     config = config or CheckpointConfig()

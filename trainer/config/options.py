@@ -37,6 +37,13 @@ def load_config(
 
     `base` replaces the defaults: file, environment and command line win over it, option by option.
     """
+    return validate(merge_sources(arguments, environ, base))
+
+
+def merge_sources(
+    arguments: Sequence[str], environ: Mapping[str, str], base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the options of all sources as a tree that is not validated; see load_config."""
     file, assignments = _split_arguments(arguments)
     origin = "--config" if file else ENV_PREFIX + "CONFIG"
     file = file or environ.get(ENV_PREFIX + "CONFIG")
@@ -45,7 +52,16 @@ def load_config(
         _assign(tree, path, _parse(path, text), env_name(path))
     for path, text in assignments:
         _assign(tree, path, _parse(path, text), "--" + option_name(path))
-    return validate(tree)
+    return tree
+
+
+def load_section(tree: Mapping[str, Any], name: str) -> Any:
+    """Return one section of a tree, whatever the other sections hold; raise a UserError like load_config."""
+    try:
+        return TrainConfig.model_fields[name].annotation.model_validate(tree.get(name, {}))  # type: ignore[union-attr]
+    except ValidationError as error:
+        located = [{**problem, "loc": (name, *problem["loc"])} for problem in error.errors()]
+        raise UserError("; ".join(_describe(located, tree))) from None
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[str, Any]:

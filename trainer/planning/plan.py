@@ -48,12 +48,14 @@ def predict_on_gpus(config: TrainConfig, options: PlanOptions) -> dict[str, Any]
 
 def predict_on_this_machine(config: TrainConfig, options: PlanOptions, runtime: Runtime) -> dict[str, Any]:
     """Predict a step on CPU nodes like this machine, with rates measured by all its processes (collective)."""
+    import torch
+
     from trainer.planning.calibration import measure_rates
     from trainer.sharding.planner import Hardware
 
     world = options.nodes * runtime.world_size
     _check_world_size(config, world)
-    shards = plan_shards(config, Hardware.of_processes(runtime.device, world, runtime.world_size))
+    shards = plan_shards(config, Hardware.of_processes(torch.device("cpu"), world, runtime.world_size))
     work = step_work(config, shards, world, runtime.precision)
     rates = measure_rates(config, runtime, work, shards)
     if options.nodes > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # the error of the block counts
+            part.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint import Checkpointer, open_store
-from trainer.config import TrainConfig
+from trainer.checkpoint import Checkpointer, load_saved_config, open_store
+from trainer.config import CheckpointConfig, TrainConfig
+from trainer.config.options import load_config
 from trainer.data import Batch, KnowsBestAuc, Source, SourceContext, open_source
 from trainer.data.loader import eval_batches, eval_size
 from trainer.errors import UserError
@@ -53,6 +54,17 @@ def evaluate(model: ShardedModel, source: Source, after_batch: Callable[[], None
     if isinstance(source, KnowsBestAuc):
         result["best_auc"] = source.best_auc(count)
     return result
+
+
+def load_evaluated_config(
+    arguments: Sequence[str], environ: Mapping[str, str], checkpoint: CheckpointConfig, run: str
+) -> TrainConfig:
+    """Return the command's options over the data, model and optimizer of the run's newest checkpoint. Collective."""
+    saved = load_saved_config(checkpoint, run)
+    base = saved.model_dump(mode="json", include={"data", "model", "optim"}) if saved else {}
+    if saved:
+        base["optim"]["sparse"].pop("update")  # a kernel of the machine that trained
+    return load_config(arguments, environ, base)
 
 
 def evaluate_run(config: TrainConfig, runtime: Runtime) -> dict[str, Any]:
