@@ -58,7 +58,7 @@ def _read(leader: int) -> bytes:
 
 
 def to_lines(screen: pyte.Screen, folder: str) -> list[Text]:
-    """Return the screen's lines with their colours: without the folder in paths, and with two rows of the plan's table."""
+    """Return the screen's lines with their colours, without the folder in paths and most rows of the plan's table."""
     lines = []
     for row in range(LINES):
         cells = [screen.buffer[row][column] for column in range(COLUMNS)]
