@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
@@ -23,7 +23,7 @@ def overview(commands: Mapping[str, Callable[..., Any]]) -> str:
         [
             "usage: python -m trainer [COMMAND] [--config FILE] [--section.option VALUE ...]",
             "",
-            "Trains a sharded deep learning recommendation model (DLRM) with TorchRec, on CPUs or GPUs.",
+            "Train a sharded deep learning recommendation model (DLRM or DCNv2) with TorchRec, on CPUs or GPUs.",
             "",
             "commands (train is the default):",
             *lines,
@@ -75,10 +75,10 @@ def _kind(annotation: Any) -> str:
         return {int: "N", float: "X", str: "TEXT", bool: "true|false"}[annotation]
     if origin is None:
         return "JSON"
-    if str(origin) == "typing.Literal":
+    if origin is Literal:
         return "|".join(map(str, arguments))
-    if str(origin) == "typing.Annotated":
+    if origin is Annotated:
         return _kind(arguments[0])
     if origin in (tuple, dict):
-        return "JSON"
+        return "LIST" if origin is tuple else "JSON"
     return "|".join(dict.fromkeys(_kind(a) for a in arguments if a is not type(None)))

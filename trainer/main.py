@@ -25,6 +25,10 @@ def console() -> int:
     return main(sys.argv[1:])
 
 
+#: Packages that an environment for provisioning lacks.
+_PACKAGES = {"torch", "torchrec", "fbgemm_gpu", "numpy", "pyarrow", "polars", "fsspec", "tensorboard", "matplotlib"}
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code (see `trainer.exit_codes`)."""
     rest = list(arguments)
@@ -48,6 +52,13 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
             os._exit(EXIT_INTERRUPTED)  # an orderly exit would abort: threads of the process group are still running
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _PACKAGES:
+            raise
+        return _fail(
+            f"the Python package {error.name!r} is missing. Fix: make install-trainer (on Linux; elsewhere the container "
+            f"of trainer/Dockerfile)"
+        )
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

@@ -62,7 +62,10 @@ def plan_command(arguments: argparse.Namespace) -> int:
 
 def _missing_package(name: str) -> UserError:
     """Return the error for a package of the trainer that is not installed."""
-    return UserError(f"the planner needs the trainer's Python package {name!r}. Fix: make install-trainer-cpu")
+    return UserError(
+        f"the planner needs the trainer's Python package {name!r}. Fix: make install-trainer-cpu "
+        "(on Linux; elsewhere the container of trainer/Dockerfile)"
+    )
 
 
 # --- the request -----------------------------------------------------------------------------------------------------

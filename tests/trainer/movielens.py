@@ -6,6 +6,7 @@ its hash, and kept in a cache folder outside of this repository.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -145,6 +146,6 @@ def _one_hot(table: pa.Table) -> Iterator[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python tests/trainer/movielens.py OUT_DIR")
-    print("wrote", *convert(download(), Path(sys.argv[1])))  # noqa: T201
+    parser = argparse.ArgumentParser(description="Convert MovieLens-100K to Parquet.")
+    parser.add_argument("folder", type=Path, metavar="OUT_DIR", help="where train.parquet and eval.parquet go")
+    print("wrote", *convert(download(), parser.parse_args().folder))  # noqa: T201
