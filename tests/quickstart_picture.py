@@ -101,7 +101,9 @@ def main() -> int:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for line in [Text("$ make quickstart", style="bold"), *lines]:
         console.print(line)
-    console.save_svg(str(target), title="torchrec-cloud")
+    picture = console.export_svg(title="torchrec-cloud")
+    # Without the web fonts, which a page that shows the picture would have to fetch from another host.
+    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
     sys.stdout.write(f"{target}: {len(lines)} lines\n")
     return 0
 

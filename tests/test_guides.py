@@ -154,6 +154,7 @@ def check_trainer(rest: list[str]) -> str | None:
     from trainer.config import leaves
     from trainer.config.options import option_name
     from trainer.main import _OWN_OPTIONS, COMMANDS
+    from trainer.planning.options import options_parser
 
     names = rest[:1] if rest[:1] and not rest[0].startswith("-") else ["train"]
     if names[0] == "launch":
@@ -167,6 +168,8 @@ def check_trainer(rest: list[str]) -> str | None:
         allowed |= set(re.findall(r"--[a-z-]+", COMMANDS[name].__doc__ or ""))
         if name in _OWN_OPTIONS:
             allowed |= set(importlib.import_module(_OWN_OPTIONS[name]).parser()._option_string_actions)
+        if name == "plan":
+            allowed |= set(options_parser()._option_string_actions)
         if name == "bench":
             allowed |= {"--data", "--preprocess"}
     unknown = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in allowed]
