@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_cluster import FakeCluster, serve_cluster
+from fork_server import forked_processes
 from loopback import refuse_connections
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that. The Ctrl-C tests need SIGINT.
@@ -42,6 +43,13 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["KUBECONFIG"]
     else:
         os.environ["KUBECONFIG"] = before
+
+
+@pytest.fixture(scope="session")
+def forked_trainers() -> Iterator[None]:
+    """Fork the trainer's processes from one that has imported torch; see fork_server."""
+    with forked_processes():
+        yield
 
 
 @pytest.fixture

@@ -17,6 +17,11 @@ def no_telemetry() -> None:
             logging.getLogger(name).disabled = True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fast_starts(forked_trainers: None) -> None:
+    """Fork the trainer in all tests of this folder but those inside `fork_server.real_processes()`."""
+
+
 @pytest.fixture(scope="session")
 def from_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Save a run from one process under a column-wise plan, and return its folder, weights and losses."""
@@ -27,7 +32,9 @@ def from_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory, from_one: tuple[Path, dict[str, Any]]) -> tuple[Path, Path]:
+def pair(
+    _fast_starts: None, tmp_path_factory: pytest.TempPathFactory, from_one: tuple[Path, dict[str, Any]]
+) -> tuple[Path, Path]:
     """Return the results of workers/checkpoint.py on two processes, and the folder of their checkpoints."""
     from small_jobs import run_workers
 

@@ -10,8 +10,8 @@ from fake_cluster import FakeCluster
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _session(kubeconfig: Path) -> None:
-    """Set KUBECONFIG for every test of this folder."""
+def _session(kubeconfig: Path, forked_trainers: None) -> None:
+    """Set KUBECONFIG and fork the trainer in every test of this folder."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,28 +1,19 @@
-"""One zygote for all tests of faults."""
+"""Jobs of one to four processes for the tests of faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from machines import Machines, Zygote
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    from machines import Zygote
-
-    made = Zygote()
-    yield made
-    made.close()
+    from machines import Machines
 
 
 @pytest.fixture
-def machines(zygote: Zygote, tmp_path: Path) -> Machines:
+def machines(tmp_path: Path) -> Machines:
+    """Start jobs of a run in the test's folder."""
     from machines import Machines
 
-    return Machines(zygote, tmp_path)
+    return Machines(tmp_path)

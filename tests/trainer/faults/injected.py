@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 from trainer.checkpoint import manager
 from trainer.checkpoint.checksums import ChecksumWriter, VerifiedReader
 from trainer.checkpoint.store import FsspecStore
+from trainer.main import main
 from trainer.training.pipeline import Pipeline
 
 
@@ -120,3 +123,8 @@ FAULTS: dict[str, Callable[..., None]] = {
     "slow_writes": slow_writes,
     "slow_steps": slow_steps,
 }
+
+
+if __name__ == "__main__":  # python -m injected FAULT [ARGUMENT OF THE TRAINER ...]
+    inject(json.loads(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

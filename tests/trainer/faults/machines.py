@@ -1,11 +1,10 @@
-"""Jobs of forked processes on this machine, started, watched and restarted the way torchrun's agent does it."""
+"""Jobs on this machine, started, watched and restarted as torchrun's agent does it."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,78 +13,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loopback import free_port
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 FAULTS_FOLDER = Path(__file__).resolve().parent
 _HANG_SECONDS = 90.0  # a process that runs longer hangs, even on a slow machine
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Zygote:
-    """See zygote.py."""
-
-    def __init__(self) -> None:
-        folders = os.pathsep.join([str(ROOT), str(HERE), str(FAULTS_FOLDER)])
-        self._process = subprocess.Popen(
-            [sys.executable, str(FAULTS_FOLDER / "zygote.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment(PYTHONPATH=folders),
-        )
-        self._codes: dict[int, int] = {}
-
-    def start(
-        self,
-        argv: list[str],
-        env: dict[str, str],
-        log: Path,
-        fault: Mapping[str, Any] | None = None,
-        module: str = "trainer.main",
-    ) -> int:
-        """The process id."""
-        order = {"module": module, "argv": argv, "env": env, "log": str(log), "fault": fault}
-        return int(self._ask({"start": order})["pid"])
-
-    def code(self, pid: int) -> int | None:
-        """The exit code, None while it runs."""
-        if pid not in self._codes:
-            self._codes |= {int(p): c for p, c in self._ask({"ended": None})["ended"].items()}
-        return self._codes.get(pid)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(_HANG_SECONDS)
-
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-
 @dataclass
 class Attempt:
     """One start of a job."""
 
-    zygote: Zygote
-    pids: list[int]
+    processes: list[subprocess.Popen[bytes]]
     log: Path
 
     def codes(self) -> list[int | None]:
-        return [self.zygote.code(pid) for pid in self.pids]
+        """Return the exit codes, None for a process that is running."""
+        return [process.poll() for process in self.processes]
 
     def signal(self, rank: int, number: int = signal.SIGTERM) -> None:
-        os.kill(self.pids[rank], number)
+        """Send a signal to one process."""
+        self.processes[rank].send_signal(number)
 
     def wait(self, help_along: bool = True) -> list[int]:
         """Wait for all processes and return their exit codes; a process that hangs fails the test.
@@ -96,13 +44,11 @@ class Attempt:
         while None in (codes := self.codes()):
             if not told and any(codes):
                 told = True
-                for pid, code in zip(self.pids, codes, strict=True):
-                    if code is None:
-                        os.kill(pid, signal.SIGTERM)
+                for process in self.processes:
+                    process.send_signal(signal.SIGTERM)
             if time.monotonic() > until:
-                for pid in self.pids:
-                    if self.zygote.code(pid) is None:
-                        os.kill(pid, signal.SIGKILL)
+                for process in self.processes:
+                    process.kill()
                 raise AssertionError(f"hung with exit codes {codes}:\n{self.log.read_text()[-6000:]}")
             time.sleep(0.01)
         return [code for code in codes if code is not None]
@@ -142,11 +88,29 @@ def places(world: int) -> list[dict[str, str]]:
     return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
+def start_job(commands: list[list[str]], log: Path, env: Mapping[str, str]) -> Attempt:
+    """Start one Python per command as the processes of a job, all of which write into `log`."""
+    folders = os.pathsep.join([str(ROOT), str(HERE), str(FAULTS_FOLDER)])
+    processes = []
+    with log.open("ab") as stream:
+        for command, place in zip(commands, places(len(commands)), strict=True):
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=ROOT,
+                    env=environment(PYTHONPATH=folders, **place, **env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                )
+            )
+    return Attempt(processes, log)
+
+
 @dataclass
 class Machines:
     """Starts jobs of a run named `a` under `folder`."""
 
-    zygote: Zygote
     folder: Path
     changes: Mapping[str, Any] = field(default_factory=dict)
     starts: int = 0
@@ -164,10 +128,11 @@ class Machines:
         dotted |= {name.replace("__", "."): value for name, value in changes.items()}
         file, log = self.folder / f"config-{self.starts}.json", self.folder / f"log-{self.starts}.txt"
         file.write_text(json.dumps(tiny_tree(dotted)), encoding="utf-8")
-        argv, pids = ["train", "--config", str(file)], []
-        for rank, mine in enumerate(places(world)):
-            pids.append(self.zygote.start(argv, mine | dict(env or {}), log, (faults or {}).get(rank)))
-        return Attempt(self.zygote, pids, log)
+        train, own = ["train", "--config", str(file)], {"TORCH_CPP_LOG_LEVEL": "ERROR", **(env or {})}
+        commands = [["-m", "trainer", *train] for _ in range(world)]
+        for rank, fault in (faults or {}).items():
+            commands[rank] = ["-m", "injected", json.dumps(fault), *train]
+        return start_job(commands, log, own)
 
     def finished(self, world: int, **changes: Any) -> dict[str, Any]:
         """Run to the end and return the result event."""

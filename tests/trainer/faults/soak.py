@@ -10,8 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fork_server import forked_processes
 from killed import CHANGES, KILLS_PER_RUN, History, killed_run
-from machines import Machines, Zygote, result_of
+from machines import Machines, result_of
 from rich.console import Console
 from rich.table import Table
 
@@ -23,13 +24,13 @@ def main() -> int:
     """Run all kinds of runs in turn until all kills have happened; return the exit code."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    console, zygote = Console(stderr=True), Zygote()
+    console = Console(stderr=True)
     told: dict[str, list[History]] = {name: [] for name in WORLDS}
     expected: dict[int, float] = {}
-    with tempfile.TemporaryDirectory() as scratch:
+    with forked_processes(), tempfile.TemporaryDirectory() as scratch:
 
         def machines() -> Machines:
-            return Machines(zygote, Path(tempfile.mkdtemp(dir=scratch)), CHANGES)
+            return Machines(Path(tempfile.mkdtemp(dir=scratch)), CHANGES)
 
         for world in (1, 2, 3, 4):
             undisturbed = machines().start(world)
@@ -45,7 +46,6 @@ def main() -> int:
             console.print(f"{done} of {kills} kills; {name} processes, {len(history.attempts)} starts", highlight=False)
         table, good = tabulated(told, expected)
     Console().print(table)
-    zygote.close()
     return 0 if good else 1
 
 

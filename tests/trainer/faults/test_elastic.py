@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import Machines, events_in, free_port
+from loopback import free_port
+from machines import Machines, events_in
 from small_jobs import ROOT, environment, tiny, tiny_tree, trainer
 
 from trainer.errors import UserError

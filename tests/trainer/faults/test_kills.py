@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from killed import BATCH, CHANGES, STEPS, History, killed_run, killed_runs
-from machines import Attempt, Machines, Zygote, result_of
+from machines import Attempt, Machines, result_of
 
 KILLS = {1: 6, 2: 14}  # by number of processes: 20 in all
 
@@ -22,13 +22,13 @@ class Told:
 
 
 @pytest.fixture(scope="module", params=KILLS, ids=lambda world: f"{world}-processes")
-def told(request: pytest.FixtureRequest, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     world = request.param
-    undisturbed = Machines(zygote, tmp_path_factory.mktemp("quiet"), CHANGES).start(world)
+    undisturbed = Machines(tmp_path_factory.mktemp("quiet"), CHANGES).start(world)
     assert undisturbed.wait() == [0] * world
 
     def make() -> Machines:
-        return Machines(zygote, tmp_path_factory.mktemp("killed"))
+        return Machines(tmp_path_factory.mktemp("killed"))
 
     return Told(killed_runs(make, [world], KILLS[world], seed=100 * world), undisturbed, KILLS[world])
 
@@ -66,22 +66,22 @@ def test_no_partial_checkpoint_is_left(told: Told) -> None:
 
 
 @pytest.mark.parametrize("plan", ["table_wise", "data_parallel"])
-def test_three_processes_that_all_start_again_go_on_to_the_last_bit(plan: str, zygote: Zygote, tmp_path: Path) -> None:
+def test_three_processes_that_all_start_again_go_on_to_the_last_bit(plan: str, tmp_path: Path) -> None:
     """Sums of two do not depend on their order, those of three do."""
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
     changes = {**CHANGES, "sharding.types": [plan], "model.over_arch": [300_000 // 16, 16, 1]}
-    whole = Machines(zygote, tmp_path / "whole", changes).finished(3, train__steps=9)
-    halves = Machines(zygote, tmp_path / "halves", changes)
+    whole = Machines(tmp_path / "whole", changes).finished(3, train__steps=9)
+    halves = Machines(tmp_path / "halves", changes)
     halves.finished(3, train__steps=6)
     assert halves.finished(3, train__steps=9)["loss"] == whole["loss"]
 
 
-def test_a_run_that_changes_its_size_at_every_kill_ends_close_to_the_others(zygote: Zygote, tmp_path: Path) -> None:
-    alone = Machines(zygote, tmp_path / "alone", CHANGES)
+def test_a_run_that_changes_its_size_at_every_kill_ends_close_to_the_others(tmp_path: Path) -> None:
+    alone = Machines(tmp_path / "alone", CHANGES)
     alone.folder.mkdir()
     expected = alone.finished(1)["loss"]
     (tmp_path / "mixed").mkdir()
-    history = killed_run(Machines(zygote, tmp_path / "mixed"), [2, 1, 3, 4], 4, seed=3)
+    history = killed_run(Machines(tmp_path / "mixed"), [2, 1, 3, 4], 4, seed=3)
     assert history.misplaced_samples() == 0
     assert history.result["loss"] == pytest.approx(expected, abs=2e-3), "sums in another order, but the same training"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import events_in, free_port
+from loopback import free_port
+from machines import events_in
 from small_jobs import HERE, ROOT, environment, tiny_tree
 
 from trainer.errors import UserError

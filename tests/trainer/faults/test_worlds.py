@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from machines import Attempt, Zygote, places
+from machines import FAULTS_FOLDER, start_job
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from worlds import DONE, WORLDS, trips
@@ -15,15 +15,14 @@ from trainer.checkpoint import open_store
 
 
 @pytest.fixture(scope="module")
-def folder(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of worlds.py, and what every world made of those of all."""
     made = tmp_path_factory.mktemp("worlds")
     for act in ("save", "load"):
         for world in WORLDS:
             log = made / f"{act}-{world}.log"
-            argv = [act, str(made)]
-            pids = [zygote.start(argv, env, log, module="worlds") for env in places(world)]
-            assert Attempt(zygote, pids, log).wait() == [0] * world, log.read_text()[-6000:]
+            job = start_job([[str(FAULTS_FOLDER / "worlds.py"), act, str(made)]] * world, log, {})
+            assert job.wait() == [0] * world, log.read_text()[-6000:]
     return made
 
 

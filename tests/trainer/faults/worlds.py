@@ -7,6 +7,7 @@ worlds, each under another plan, and saves them without training as FOLDER/<worl
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,7 @@ def load(folder: Path, runtime: Runtime) -> None:
 
 def new_model(folder: Path, plan: dict[str, Any], runtime: Runtime) -> ShardedModel:
     return build_sharded_model(tiny(SCHEDULE | plan | {"train.run": "a", "checkpoint.uri": str(folder)}), runtime)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
