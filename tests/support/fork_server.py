@@ -1,10 +1,11 @@
 """Forks the trainer's processes from one that has imported torch, instead of starting a Python for each.
 
-Importing torch and TorchRec takes longer than what most tests look at. Inside `forked_processes()`, `subprocess.Popen`
-forks the commands that `parse` knows: from the server in the test's process, and from itself in a process that was
-forked so, such as a launcher that starts its workers. A forked process has its own process id, is a child of the process
-that started it, and gets the command's arguments, environment, folder, session and standard streams. Not covered: what
-Python and libraries do while they are imported or torn down. Tests of that run inside `real_processes()`.
+Importing torch and TorchRec takes longer than most tests. Inside `forked_processes()`, `subprocess.Popen` forks the
+commands that `parse` accepts: a test's process has a server do it, and a forked process, such as a launcher that starts
+its workers, forks itself. A forked process has its own process id, is a child of the process that started it, and gets
+the command's arguments, environment, folder, session and standard streams.
+
+It skips what Python and the libraries do at import and at exit. Tests of that run inside `real_processes()`.
 """
 
 from __future__ import annotations
