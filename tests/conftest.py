@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import file_times
 import pytest
 from fake_cluster import FakeCluster, serve_cluster
 from fork_server import forked_processes
@@ -28,6 +29,15 @@ clusters:
 users:
 - {name: me, user: {token: token-of-the-laptop}}
 """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    file_times.add_option(parser)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.getoption("slow_files"):
+        file_times.print_slowest(terminalreporter, count)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import fcntl
+import importlib
 import os
 import shutil
 import signal
@@ -15,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from loopback import free_port
@@ -82,6 +86,27 @@ def abfs() -> Iterator[Bucket]:
         BlobServiceClient.from_connection_string(connection).create_container("bucket")
         yield Bucket("abfs://bucket/runs", {"AZURE_STORAGE_CONNECTION_STRING": connection}, proxy)
     proxy.close()
+
+
+class _ShortSleeps(ModuleType):
+    """The module asyncio with sleeps of at most 0.05 s."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        """Sleep no longer than 0.05 s."""
+        await asyncio.sleep(min(seconds, 0.05))
+
+
+def shorten_client_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the stores' own clients retry at once; S3 and Google Cloud wait up to half a minute, Azure 15 s and more."""
+    from azure.storage.blob._shared.policies_async import ExponentialRetry
+
+    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda *_: 0.05)
+    for name in ("s3fs.core", "aiobotocore.endpoint", "gcsfs.core", "gcsfs.retry"):
+        monkeypatch.setattr(importlib.import_module(name), "asyncio", _ShortSleeps("asyncio"))
 
 
 SERVERS = {"s3": s3, "gs": gs, "abfs": abfs}

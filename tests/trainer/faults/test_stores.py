@@ -11,9 +11,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from azure.storage.blob._shared.policies_async import ExponentialRetry
 from small_jobs import main_here, tiny_tree, trainer
-from stores import SERVERS, Bucket
+from stores import SERVERS, Bucket, shorten_client_delays
 from unreliable import Proxy, Trouble
 
 from trainer.bench.measures.uploads import PAIRS
@@ -39,8 +38,7 @@ def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for name, value in server.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(retry, "STORE_RETRY", RetryPolicy(first_delay_seconds=0.01, max_delay_seconds=0.1))
-    # Azure's client waits 15 s before its first retry, and longer before the others.
-    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda *_: 0.05)
+    shorten_client_delays(monkeypatch)
     server.proxy.trouble = None
     server.proxy.log.clear()
     folder = "".join(c if c.isalnum() else "-" for c in request.node.name)

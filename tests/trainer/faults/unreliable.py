@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from loopback import Handler, serve
 
+SILENCE_SECONDS = 1.5  # longer than the timeout that the tests give a client
 _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 
 
@@ -19,7 +20,7 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"
 class Trouble:
     """A fault for the next `times` requests with one of `methods`.
 
-    `kind` is an HTTP status, `silent` (no answer for 3 s), `cut` (the connection ends within the body of the request)
+    `kind` is an HTTP status, `silent` (no answer for SILENCE_SECONDS), `cut` (the connection ends within the request body)
     or `cut_answer` (within the body of the answer).
     """
 
@@ -77,7 +78,7 @@ class _Handler(Handler):
             return
         body = self._chunks() if "chunked" in self.headers.get("Transfer-Encoding", "") else self.rfile.read(length)
         if fate == "silent":
-            time.sleep(3)
+            time.sleep(SILENCE_SECONDS)
             self._reset()
         elif fate.isdigit():
             self._answer(int(fate), {"Retry-After": "0"}, b"")
