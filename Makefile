@@ -12,6 +12,8 @@ QUICKSTART_ARGS ?= train --train.run quickstart
 BENCH_ARGS ?=
 SOAK_KILLS ?= 100
 PYTEST_ARGS ?=
+# Processes that run tests side by side. Each needs up to 2 GiB; `-n 0` in PYTEST_ARGS runs all in one.
+TEST_PROCESSES ?= 2
 
 # ---- Internal
 
@@ -65,7 +67,10 @@ install-managed: ## Install the clients of Vertex AI and Azure ML (job.launcher 
 
 ##@ Develop
 test: install-trainer-$(ACCELERATOR) $(ALL_INFRA) install-test ## Install what the tests need and run them (PYTEST_ARGS='-k name')
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+
+test-long: install-trainer-$(ACCELERATOR) $(ALL_INFRA) install-test ## Run the full cases of which `make test` runs reduced ones
+	@$(PY) -m pytest -m long $(PYTEST_ARGS)
 
 test-cluster: install-trainer-$(ACCELERATOR) install-infra install-test ## Run jobs on a real Kubernetes control plane, built once with Go (15 min)
 	@$(PY) -m pytest tests/cluster $(PYTEST_ARGS)

@@ -199,6 +199,10 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(importlib.import_module("trainer").__path__, "trainer."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    # For events that are dropped it searches all imported modules for the source of each frame. With as many modules as
+    # here that takes seconds, and a rendezvous removes a node that is silent for so long.
+    rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name  # type: ignore[attr-defined]
 
 
 # --- a forked process -------------------------------------------------------------------------------------------------
