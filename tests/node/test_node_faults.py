@@ -47,7 +47,7 @@ def assert_recovered(run: Run, undisturbed: dict[str, Any], since: float, fault:
 
 @pytest.mark.parametrize("launcher", OPERATORS)
 @pytest.mark.parametrize("index", [1, 0])
-def test_a_deleted_pod_is_replaced_and_the_run_goes_on(
+def test_a_deleted_pod_is_replaced_and_the_run_resumes(
     node: Node,
     start: Start,
     operators: Callable[[Operator], None],

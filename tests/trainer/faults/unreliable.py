@@ -20,7 +20,7 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"
 class Trouble:
     """A fault for the next `times` requests with one of `methods`.
 
-    `kind` is an HTTP status, `silent` (no answer for SILENCE_SECONDS), `cut` (the connection ends within the request body)
+    `kind` is an HTTP status, `silent` (no answer for SILENCE_SECONDS), `cut` (the connection ends in the request body)
     or `cut_answer` (within the body of the answer).
     """
 
