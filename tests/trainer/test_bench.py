@@ -157,10 +157,7 @@ def test_a_mistake_found_by_the_processes_is_reported_once_and_both_variants_exi
 
 
 def test_ctrl_c_ends_both_variants_without_a_stack_trace(config_file: Path) -> None:
-    # A shell's background jobs ignore SIGINT, and their children inherit that.
-    handle = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code = handle + "from trainer.main import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "bench", "--blocks", "100000", "--config", str(config_file)]
+    command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
     running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
     try:
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
