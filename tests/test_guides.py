@@ -26,8 +26,8 @@ GUIDES = sorted(
 )
 #: Programs of other projects; their options are not checked.
 FOREIGN = {
-    *("aws", "az", "curl", "docker", "export", "gcloud", "git", "grep", "helm", "kubectl", "mkdir", "pip"),
-    *("tensorboard", "torchrun"),
+    *("aws", "az", "base64", "chmod", "curl", "docker", "eval", "export", "gcloud", "git", "grep", "helm", "kind", "kubectl"),
+    *("mkdir", "pip", "tensorboard", "torchrun"),
 }
 #: The commands of `pulumi` that this project documents.
 PULUMI = {
