@@ -26,7 +26,22 @@ GUIDES = sorted(
 )
 #: Programs of other projects; their options are not checked.
 FOREIGN = {
-    *("aws", "az", "base64", "chmod", "curl", "docker", "eval", "export", "gcloud", "git", "grep", "helm", "kind", "kubectl"),
+    *(
+        "aws",
+        "az",
+        "base64",
+        "chmod",
+        "curl",
+        "docker",
+        "eval",
+        "export",
+        "gcloud",
+        "git",
+        "grep",
+        "helm",
+        "kind",
+        "kubectl",
+    ),
     *("mkdir", "pip", "tensorboard", "torchrun"),
 }
 #: The commands of `pulumi` that this project documents.
