@@ -22,7 +22,7 @@ from rich.style import Style
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS, LINES = 100, 60
+COLUMNS, LINES = 120, 60
 COMMAND = ["-m", "trainer", "launch", "--nproc", "2", "train", "--train.run", "quickstart"]
 
 
@@ -67,7 +67,9 @@ def to_lines(screen: pyte.Screen, folder: str) -> list[Text]:
             continue
         if (start := text.find(f"{folder}/")) >= 0:
             del cells[start : start + len(folder) + 1]
-            cells[-1:-1] = [cells[-2]] * (COLUMNS - len(cells))
+            blank = screen.default_char
+            border = text.rindex("│") - len(folder) - 1 if "│" in text else len(cells)
+            cells[border:border] = [blank] * (COLUMNS - len(cells))
         lines.append(_join(cells))
         if text.startswith("│ t_cat_0 "):
             lines.append(Text("│ ... 24 more tables"))
