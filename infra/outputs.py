@@ -16,7 +16,7 @@ from infra.cost import HourlyCost
 def export_all(cluster: Cluster, settings: StackSettings, then: Sequence[str] = ()) -> None:
     """Export every output of a stack with a cluster; the kubeconfig is always a secret.
 
-    `then` are shell lines to show after the ones that connect to the cluster.
+    `then` are shell lines to show after those that connect to the cluster.
     """
     _export_common(cluster, settings)
     pulumi.export("kubeconfig", pulumi.Output.secret(cluster.kubeconfig))

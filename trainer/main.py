@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise
         return _fail(
-            f"the Python package {error.name!r} is missing. Fix: make install-trainer (on Linux; elsewhere the container "
-            f"of trainer/Dockerfile)"
+            f"the Python package {error.name!r} is missing. Fix: make install-trainer (on Linux; elsewhere the "
+            f"container of trainer/Dockerfile)"
         )
     except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

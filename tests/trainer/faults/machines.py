@@ -40,10 +40,10 @@ class Attempt:
 
         With `help_along`, SIGTERM is sent to the others once one has failed, as torchrun does.
         """
-        told, until = not help_along, time.monotonic() + _HANG_SECONDS
+        terminated, until = not help_along, time.monotonic() + _HANG_SECONDS
         while None in (codes := self.codes()):
-            if not told and any(codes):
-                told = True
+            if not terminated and any(codes):
+                terminated = True
                 for process in self.processes:
                     process.send_signal(signal.SIGTERM)
             if time.monotonic() > until:

@@ -25,7 +25,7 @@ def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     console = Console(stderr=True)
-    told: dict[str, list[History]] = {name: [] for name in WORLDS}
+    histories_by_world: dict[str, list[History]] = {name: [] for name in WORLDS}
     expected: dict[int, float] = {}
     with forked_processes(), tempfile.TemporaryDirectory() as scratch:
 
@@ -38,31 +38,31 @@ def main() -> int:
             expected[world] = result_of(undisturbed)["loss"]
         done, names = 0, list(WORLDS)
         while done < kills:
-            name = names[sum(map(len, told.values())) % len(names)]
+            name = names[sum(map(len, histories_by_world.values())) % len(names)]
             history = killed_run(machines(), WORLDS[name], min(KILLS_PER_RUN, kills - done), seed)
             seed += 1
             done += history.kills
-            told[name].append(history)
+            histories_by_world[name].append(history)
             console.print(f"{done} of {kills} kills; {name} processes, {len(history.attempts)} starts", highlight=False)
-        table, good = tabulated(told, expected)
+        table, good = build_table(histories_by_world, expected)
     Console().print(table)
     return 0 if good else 1
 
 
-def tabulated(told: dict[str, list[History]], expected: dict[int, float]) -> tuple[Table, bool]:
+def build_table(histories_by_world: dict[str, list[History]], expected: dict[int, float]) -> tuple[Table, bool]:
     """Return a table with one row per kind of run, and whether every run is correct."""
     table, good = Table(title="kill -9 of a random process at a random moment"), True
     for column in ("processes", "runs", "kills", "resumes", "steps lost at most", "samples repeated or skipped"):
         table.add_column(column, justify="right")
     table.add_column("final loss")
-    for name, histories in told.items():
+    for name, histories in histories_by_world.items():
         wrong = sum(history.misplaced_samples() for history in histories)
         losses = {history.result["loss"] for history in histories}
-        wanted = expected[WORLDS[name][-1]]
-        exact = losses <= {wanted}
-        close = all(abs(loss - wanted) < CLOSE for loss in losses)
+        target_loss = expected[WORLDS[name][-1]]
+        exact = losses <= {target_loss}
+        close = all(abs(loss - target_loss) < CLOSE for loss in losses)
         good &= wrong == 0 and (exact if name != "mixed" else close)
-        verdict = "equal" if exact else f"within {max(abs(loss - wanted) for loss in losses):.1e}"
+        verdict = "equal" if exact else f"within {max(abs(loss - target_loss) for loss in losses):.1e}"
         counts = (len(histories), sum(s.kills for s in histories), sum(s.resumes for s in histories))
         lost = max((step for s in histories for step in s.steps_lost), default=0)
         table.add_row(name, *map(str, counts), str(lost), str(wrong), verdict)
