@@ -100,7 +100,7 @@ lint: install-trainer-$(ACCELERATOR) $(ALL_INFRA) install-test install-lint ## C
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) tests/plain_english.py
-	@$(VENV)/bin/lint-imports --no-timings
+	@$(VENV)/bin/lint-imports
 	@$(PY) -m mypy --strict $(PACKAGES)
 	@$(VENV)/bin/hadolint trainer/Dockerfile
 
@@ -163,12 +163,14 @@ venv:
 
 # Install uv, then this project itself (editable): `trainer` and `python -m infra` then work from any folder.
 install-bootstrap: venv
-	@sum=$$(cat $(LIST_bootstrap) pyproject.toml | cksum); \
+	@sum=$$(cksum < $(LIST_bootstrap)); \
 	if [ "$$sum" != "$$(cat $(STAMPS)/bootstrap 2> /dev/null)" ] || ! $(UV) --version > /dev/null 2>&1; then \
 		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --force-reinstall \
-			--requirement $(LIST_bootstrap) \
-		&& $(UV) pip install --quiet --offline --python $(PY) --no-deps --editable . \
-		&& echo "$$sum" > $(STAMPS)/bootstrap; \
+			--requirement $(LIST_bootstrap) && echo "$$sum" > $(STAMPS)/bootstrap; \
+	fi
+	@sum=$$(cksum < pyproject.toml); \
+	if [ "$$sum" != "$$(cat $(STAMPS)/project 2> /dev/null)" ]; then \
+		$(UV) pip install --quiet --offline --python $(PY) --no-deps --editable . && echo "$$sum" > $(STAMPS)/project; \
 	fi
 
 # A stamp holds the checksum of its list and is empty during an install. An empty stamp means that the last install was

@@ -60,14 +60,15 @@ class Configuration:
         """Replace the fix of a key from the command line with the corrected option."""
         if problem.key not in self.overrides:
             return problem
-        *_, key, value = shlex.split(problem.fix)
-        fix = f"--set {key}={value}" if key == problem.key else f"leave --set {problem.key}=... out"
+        words = shlex.split(problem.fix.partition("; pulumi ")[0])
+        sets = words[:3] == ["pulumi", "config", "set"]
+        fix = f"--set {words[-2]}={words[-1]}" if sets else f"leave --set {problem.key}=... out"
         return replace(problem, fix=fix)
 
 
 def list_stacks(folder: Path = ROOT) -> list[str]:
     """Return the names of the stacks that have a configuration file."""
-    return sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
+    return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in folder.glob("Pulumi.*.yaml"))
 
 
 def require_file(name: str, folder: Path = ROOT) -> None:
@@ -152,4 +153,4 @@ def _plain(value: object) -> object:
 
 def _text(value: object) -> str:
     """Return a value as the engine spells it: JSON for structures and booleans, plain text otherwise."""
-    return json.dumps(value) if isinstance(value, (dict, list, bool)) else str(value)
+    return json.dumps(value, default=str) if isinstance(value, (dict, list, bool)) else str(value)

@@ -143,3 +143,14 @@ def test_the_engine_starts_programs_with_the_environment_of_this_project(file: s
     options = yaml.safe_load((ROOT / file).read_text())["runtime"]["options"]
     assert ((ROOT / file).parent / options["virtualenv"]).resolve() == (ROOT / ".venv").resolve()
     assert options["toolchain"] == "pip", "another toolchain would not read requirements.txt"
+
+
+def test_uv_can_build_the_project_without_a_download() -> None:
+    """An editable install is offline only while uv itself is the version of uv_build that the project requires."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (build,) = (Requirement(text) for text in project["build-system"]["requires"])
+    pinned = pins("trainer/requirements-bootstrap.txt", dict(default_environment()))
+    assert build.name == "uv_build"
+    assert pinned["uv"] in build.specifier, "the pinned uv would have to download uv_build"
+    (uv,) = (Requirement(text) for text in project["project"]["optional-dependencies"]["bootstrap"])
+    assert uv.specifier == build.specifier, "`make lock UPGRADE=1` must not pin a uv of another range"

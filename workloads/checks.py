@@ -178,4 +178,4 @@ def _is_endpoint(entry: str) -> bool:
         IPv4Network(cidr)
     except ValueError:
         return False
-    return port.isdigit() and 0 < int(port) <= _MAX_PORT
+    return port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT

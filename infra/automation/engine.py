@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
 from pulumi.automation import CommandResult, PulumiCommand
 from pulumi.automation.errors import create_command_error
 
@@ -111,8 +112,17 @@ class Engine(PulumiCommand):
                 process.send_signal(signal.SIGINT)
 
 
+def require_environment(folder: Path) -> None:
+    """Raise OperationError if a project has no virtual environment: the engine would silently install one with pip."""
+    project = yaml.safe_load((folder / "Pulumi.yaml").read_text(encoding="utf-8"))
+    runtime = project.get("runtime")
+    name = runtime.get("options", {}).get("virtualenv") if isinstance(runtime, dict) else None
+    if name and not (folder / name / "bin" / "python").exists():
+        raise OperationError(f"no Python environment: got none at {folder / name}. Fix: make install-infra")
+
+
 def environment(additional: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with this Python first on PATH, so that programs find the same packages."""
+    """Return this process's environment with this Python first on PATH, for programs without a virtual environment."""
     inherited = {**os.environ, **additional}
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
     return {**inherited, "PATH": path, "PULUMI_AUTOMATION_API": "true", "PULUMI_SKIP_UPDATE_CHECK": "true"}

@@ -17,7 +17,7 @@ from pulumi.automation.errors import CommandError, StackNotFoundError
 from infra import stack_files as configuration
 from infra.automation import account, diagnosis
 from infra.automation.display import Display
-from infra.automation.engine import Engine
+from infra.automation.engine import Engine, require_environment
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import StackOutputs, parse_outputs
 from infra.automation.progress import Progress
@@ -186,6 +186,7 @@ class LiveStack:
 
     def _run(self, verb: str, operation: Callable[..., object], **options: object) -> Changes:
         """Run one operation and show its progress instead of the engine's output."""
+        require_environment(self.folder)
         progress = Progress(planning=verb == "preview", log=self._display.print_line)
         start = time.monotonic()
         before = self._engine.interrupts

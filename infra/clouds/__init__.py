@@ -61,11 +61,6 @@ class Cloud:
         return cast("CloudDoctor", self._module("doctor")) if has_doctor else None
 
     @property
-    def policy(self) -> CloudPolicy:
-        """Return what the policy pack must know about this cloud's resource types."""
-        return cast("CloudPolicy", self._module("policy").POLICY)
-
-    @property
     def _credentials(self) -> Credentials:
         return cast("Credentials", self._module("credentials"))
 
@@ -84,6 +79,11 @@ def available() -> tuple[str, ...]:
 def folders() -> list[Path]:
     """Return the folder of each cloud: each folder in this package that has a `settings.py`."""
     return [folder for root in __path__ for folder in Path(root).iterdir() if (folder / "settings.py").is_file()]
+
+
+def policy(cloud: str) -> CloudPolicy:
+    """Return what the policy pack must know about a cloud's resource types, without importing its settings."""
+    return cast("CloudPolicy", importlib.import_module(f"{__name__}.{cloud}.policy").POLICY)
 
 
 def load(cloud: str) -> Cloud:

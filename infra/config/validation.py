@@ -125,7 +125,8 @@ class _Translator:
             owner = _section(owner.model_fields.get(str(part))) or owner
         new_key = getattr(owner, "renamed", {}).get(str(last))
         if new_key:
-            fix = f"{fix_by_setting(new_key, item['input'])}; {fix_by_removing(key)}"
+            scalar = isinstance(item["input"], str | int | float)
+            fix = f"{fix_by_setting(new_key, item['input'] if scalar else '<value>')}; {fix_by_removing(key)}"
             return Problem(key, f"renamed to {new_key}", f"the key {new_key}", fix, item["input"])
         top = not parents and not self.prefix
         own = [self.names.get((name,), name) for name in owner.model_fields if not (top and name in _DERIVED)]

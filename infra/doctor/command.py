@@ -131,7 +131,7 @@ class _StackState:
         try:
             self.outputs = LiveStack(self.name, folder=self.folder, display=Silent()).outputs_if_up()
         except OperationError as error:
-            message, _, fix = str(error).partition("; run: ")
+            message, _, fix = str(error).partition(". Fix: ")
             fix = fix or "pulumi login; pulumi stack ls"
             raise QueryFailedError(STATE, " ".join(message.split()), is_problem=True, fix=fix) from None
         if self.outputs is None:

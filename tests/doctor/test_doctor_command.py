@@ -17,11 +17,12 @@ from fake_cluster import FakeCluster
 
 from infra import __main__ as program
 from infra import clouds
+from infra.automation import diagnosis
 from infra.clouds.aws import doctor as aws_doctor
 from infra.clouds.azure import doctor as azure_doctor
 from infra.clouds.gcp import doctor as gcp_doctor
 from infra.doctor import command, tools
-from infra.findings.model import Context, Finding, ok
+from infra.findings.model import Context, Finding, QueryFailedError, ok
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
@@ -210,3 +211,17 @@ def test_ctrl_c_exits_at_once_with_one_line(
     assert out.read_text() == ""
     assert err.read_text().splitlines()[-1] == "cancelled"
     assert "Traceback" not in err.read_text()
+
+
+def test_an_unreadable_state_keeps_the_fix_of_its_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class LockedStack:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.attempt = diagnosis.Attempt("outputs", "aws")
+
+        def outputs_if_up(self) -> None:
+            raise diagnosis._explain_backend("passphrase must be set", self.attempt) or AssertionError
+
+    monkeypatch.setattr(command, "LiveStack", LockedStack)
+    with pytest.raises(QueryFailedError) as failed:
+        command._StackState("aws", tmp_path).check()
+    assert failed.value.finding.fix.startswith("export PULUMI_CONFIG_PASSPHRASE=")

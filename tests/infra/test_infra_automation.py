@@ -16,7 +16,7 @@ from infra import __main__ as command
 from infra.automation import CancelledError, OperationError
 from infra.automation import command as verbs
 from infra.automation.display import Display
-from infra.automation.engine import Engine
+from infra.automation.engine import Engine, require_environment
 from infra.automation.outputs import parse_outputs
 
 
@@ -120,3 +120,16 @@ def test_the_typed_outputs_match_the_exports_of_a_stack(stack: Any) -> None:
     from infra.automation import StackOutputs
 
     assert {item.name for item in dataclasses.fields(StackOutputs)} == set(stack("local").exports)
+
+
+def test_a_project_without_its_environment_is_refused_before_the_engine_installs_one(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
+    with pytest.raises(OperationError, match=r"no Python environment: .*Fix: make install-infra$"):
+        require_environment(tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    require_environment(tmp_path)
+    (tmp_path / "Pulumi.yaml").write_text("name: small\nruntime: python\n")
+    python.unlink()
+    require_environment(tmp_path)  # without `virtualenv`, the engine uses this process's Python

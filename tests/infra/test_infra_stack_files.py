@@ -87,3 +87,22 @@ def test_the_cost_command_prints_the_same_cost_as_the_outputs_without_an_engine(
 def test_the_cost_of_an_unknown_stack_lists_the_stacks_with_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["cost", "--stack", "nope"]) == 2
     assert "aws, azure, gcp, local" in capsys.readouterr().err
+
+
+def test_a_stack_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.prod.eu.yaml").write_text("config: {}\n")
+    assert configuration.list_stacks(tmp_path) == ["prod.eu"]
+
+
+def test_a_date_in_a_structured_value_is_text(tmp_path: Path) -> None:
+    (tmp_path / "Pulumi.yaml").write_text("name: torchrec-cloud\nruntime: python\n")
+    (tmp_path / "Pulumi.lab.yaml").write_text("config:\n  torchrec-cloud:tags: {extra: {since: 2026-01-31}}\n")
+    found = configuration.read("lab", folder=tmp_path).values["torchrec-cloud:tags"]
+    assert json.loads(found) == {"extra": {"since": "2026-01-31"}}
+
+
+def test_a_renamed_key_of_the_command_line_names_the_option_with_the_new_key() -> None:
+    with pytest.raises(SettingsError) as error:
+        configuration.read("azure", {"kubernetes.version": "1.34"}).parse()
+    fixes = {problem.key: problem.fix for problem in error.value.problems}
+    assert fixes["kubernetes.version"] == "--set cluster.kubernetes_version=1.34"

@@ -22,6 +22,7 @@ def problems(stack: str, overrides: dict[str, Any]) -> str:
 
 
 CASES = [
+    ("local", {"job.egress": ["10.0.0.0/8:²"]}, "job.egress[0]: not cidr:port", "job.egress[0]"),
     (
         "aws",
         {"job.nodes": 3},
