@@ -62,6 +62,7 @@ class Proxy:
 
 class _Handler(Handler):
     owner: Proxy
+    protocol_version = "HTTP/1.1"  # S3's client waits for `100 Continue` before it sends a body
 
     def handle_one_request(self) -> None:
         try:
