@@ -146,9 +146,10 @@ def _cost(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({"hourly_cost_usd": sums, "items": rows}, indent=2) + "\n")
         return SUCCESS
     sys.stdout.write(tables.table(tables.COST, rows) if rows else "no item of this stack is billed by the hour\n")
-    for what, spot, count in (("on_demand", "spot", nodes.desired), ("on_demand_at_max", "spot_at_max", nodes.max)):
-        known = "unknown" if sums[spot] is None else f"{sums[spot]:.2f}"
-        sys.stdout.write(f"{count} GPU nodes: {sums[what]:.2f} USD/h on demand, {known} with GPU nodes at spot\n")
+    totals = [("desired", nodes.desired, "on_demand", "spot"), ("max", nodes.max, "on_demand_at_max", "spot_at_max")]
+    for key, count, on_demand, spot in totals[: 1 if nodes.desired == nodes.max else 2]:
+        at_spot = "spot price unknown" if sums[spot] is None else f"{sums[spot]:.2f} with GPU nodes at spot"
+        sys.stdout.write(f"at gpu.nodes.{key} ({count}): {sums[on_demand]:.2f} USD/h on demand, {at_spot}\n")
     return SUCCESS
 
 

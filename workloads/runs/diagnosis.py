@@ -65,7 +65,7 @@ def _explain_cause(count: int, what: str, pod: Object, capacity: NodeCapacity) -
         return _explain_insufficient(what.removeprefix("Insufficient "), nodes, pod, capacity)
     if "untolerated taint" in what:
         taint = what.partition("{")[2].rstrip("}").replace(": ", "=", 1).rstrip("=")
-        return f"{nodes}: untolerated taint {taint}, which the job does not tolerate"
+        return f"{nodes}: taint {taint}, which the job does not tolerate"
     if "anti-affinity" in what:
         return f"{nodes}: used by another training pod, and each training pod needs a whole node"
     if "node affinity" in what or "selector" in what:
