@@ -122,12 +122,12 @@ def test_without_permission_to_list_nodes_the_schedulers_reason_is_shown(cluster
     [
         (
             "0/2 nodes are available: 2 node(s) had untolerated taint {sku: gpu}.",
-            "2 nodes: untolerated taint sku=gpu, which the job does not tolerate",
+            "2 nodes: taint sku=gpu, which the job does not tolerate",
         ),
         (
             "0/2 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 1 node(s) didn't "
             "match Pod's node affinity/selector. preemption: 0/2 nodes are available: 2 Preemption is not helpful.",
-            "1 node: untolerated taint nvidia.com/gpu=present, which the job does not tolerate; "
+            "1 node: taint nvidia.com/gpu=present, which the job does not tolerate; "
             "1 node: without the labels that the pod selects (nvidia.com/gpu.present=true)",
         ),
         (
