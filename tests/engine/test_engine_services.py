@@ -74,7 +74,7 @@ def test_a_preview_creates_no_job(vertex_lifecycle: VertexLifecycle) -> None:
 def test_a_quota_error_is_reported_without_a_stack_trace(vertex_lifecycle: VertexLifecycle) -> None:
     run = vertex_lifecycle.runs["quota"]
     assert not run.ok
-    assert "exceed quota limits: nvidia_a100_gpus; ask for more under IAM" in run.output
+    assert "exceed quota limits: nvidia_a100_gpus. Fix: request more under IAM" in run.output
     assert "Traceback" not in run.output, run.output
 
 

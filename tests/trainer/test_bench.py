@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from unittest.mock import ANY
 
+import fork_server
 import pytest
 from small_jobs import ROOT, bounded, environment, tiny_tree, trainer
 
@@ -158,7 +159,8 @@ def test_a_mistake_found_by_the_processes_is_reported_once_and_both_variants_exi
 
 def test_ctrl_c_ends_both_variants_without_a_stack_trace(config_file: Path) -> None:
     command = [sys.executable, "-m", "trainer", "bench", "--blocks", "100000", "--config", str(config_file)]
-    running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
+    with fork_server.real_processes():  # the variants must be children of the bench
+        running = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE)
     try:
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         while len(launchers := children.read_text().split()) < 2:

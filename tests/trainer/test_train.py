@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import odd_sources
 import pytest
 from small_jobs import ROOT, ROWS, SCHEDULE, TABLES, environment, first_steps, main_here, tiny, tiny_tree, trainer
@@ -211,7 +212,8 @@ def test_ctrl_c_ends_all_processes_with_130_and_one_line(tmp_path: Path) -> None
     (tmp_path / "c.json").write_text(json.dumps(tiny_tree(changes)), encoding="utf-8")
     command = [sys.executable, "-m", "trainer", "launch", "--nproc", "2", "train", "--config", str(tmp_path / "c.json")]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True, **pipes)
+    with fork_server.real_processes():  # one process group, as a terminal has it
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True, **pipes)
     watchdog = threading.Timer(240, os.killpg, (process.pid, signal.SIGKILL))
     watchdog.start()
     try:
