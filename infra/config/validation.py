@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -22,6 +22,7 @@ _KINDS = {
     "float": "a number",
     "bool": "true or false",
     "string": "text",
+    "date": "a date, for example 2026-12-01",
     "dict": "keys and values",
     "model": "keys and values",
 }
@@ -121,8 +122,9 @@ class _Translator:
         """Return the problem of an unknown key, with the keys that its section allows."""
         *parents, last = item["loc"]
         owner: type[BaseModel] = self.model
-        for part in parents:
-            owner = _section(owner.model_fields.get(str(part))) or owner
+        for depth, part in enumerate(parents, start=1):
+            info = _field(self.model, item["loc"][:depth])
+            owner = (_section_of_items(info) if isinstance(part, int) else _section(info)) or owner
         new_key = getattr(owner, "renamed", {}).get(str(last))
         if new_key:
             scalar = isinstance(item["input"], str | int | float)
@@ -141,11 +143,20 @@ def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
     owner: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in path:
-        found = owner.model_fields.get(str(part)) if owner else None
+        if isinstance(part, int):
+            owner = _section_of_items(info)
+            continue
+        found = owner.model_fields.get(part) if owner else None
         if found is None:
             break
         info, owner = found, _section(found)
     return info
+
+
+def _section_of_items(info: FieldInfo | None) -> type[BaseModel] | None:
+    """Return the model of the items of a field that is a list of sections, None for any other field."""
+    item = next(iter(get_args(info.annotation)), None) if info else None
+    return item if isinstance(item, type) and issubclass(item, BaseModel) else None
 
 
 def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
