@@ -13,6 +13,7 @@ import simulated_aws
 import simulated_azure
 import simulated_gcp
 import simulated_kubernetes
+import simulated_minutes
 from engine_provider import Construct, Invoke, Provider, Server
 from engine_values import UNKNOWN, decode, encode, has_unknown, plain
 from engine_world import Inputs, Rules, World
@@ -35,6 +36,10 @@ _IMAGE = Rules(
 
 def rules_of(token: str) -> Rules:
     """Return how a type behaves; its outputs come from the mocks' tables."""
+    return simulated_minutes.with_minutes(token, _rules_of(token))
+
+
+def _rules_of(token: str) -> Rules:
     if token.startswith("kubernetes:"):
         return simulated_kubernetes.rules_of(token, simulated_kubernetes.has_control_plane)
     rules = _IMAGE if token == "docker-build:index:Image" else _RULES.get(token, Rules())

@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 from engine_values import UNKNOWN, at, decode, differences, encode, has_unknown, plain
-from engine_world import Change, ConnectionLost, Inputs, Refused, World
-from google.protobuf import empty_pb2
+from engine_world import Change, ConnectionLost, Inputs, PartlyCreated, Refused, World
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import status_pb2
+from grpc_status import rpc_status
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
 Invoke = Callable[[World, Inputs], Inputs]
@@ -27,6 +29,10 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
     def __init__(self, world: World, invokes: Mapping[str, Invoke], constructs: Mapping[str, Construct]) -> None:
         self._world, self._invokes, self._constructs = world, invokes, constructs
         self.on_connection_lost: Callable[[], None] = lambda: None
+
+    def interrupt(self) -> None:
+        """End the operations that wait for their time to pass."""
+        self._world.clock.interrupt()
 
     def Handshake(self, request: Any, context: Any) -> provider_pb2.ProviderHandshakeResponse:
         return provider_pb2.ProviderHandshakeResponse(accept_secrets=True, accept_resources=True, accept_outputs=False)
@@ -85,7 +91,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             planned = self._world.plan(_token(request.urn), _name(request.urn), plain(inputs))
             return provider_pb2.CreateResponse(properties=encode({**inputs, **planned}))
-        with self._report_errors(context):
+        with self._report_errors(context, inputs):
             resource = self._world.create(_token(request.urn), _name(request.urn), plain(inputs))
             return provider_pb2.CreateResponse(id=resource.id, properties=encode({**inputs, **resource.computed}))
         raise AssertionError("aborted above")
@@ -95,7 +101,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             planned = self._world.plan_update(_token(request.urn), request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **planned}))
-        with self._report_errors(context):
+        with self._report_errors(context, inputs):
             resource = self._world.update(_token(request.urn), request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **resource.computed}))
         raise AssertionError("aborted above")
@@ -148,10 +154,12 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         return {**news, "metadata": {**metadata, "name": name}}
 
     @contextmanager
-    def _report_errors(self, context: Any) -> Iterator[None]:
+    def _report_errors(self, context: Any, inputs: Inputs | None = None) -> Iterator[None]:
         """Report a refused request as an error; stop the whole server on a lost connection."""
         try:
             yield
+        except PartlyCreated as failure:
+            context.abort_with_status(rpc_status.to_status(_init_failed(failure, inputs or {})))
         except Refused as refusal:
             context.abort(grpc.StatusCode.UNKNOWN, str(refusal))
         except ConnectionLost:
@@ -186,8 +194,29 @@ class Server:
 
     def kill(self) -> None:
         """Stop without finishing the pending requests."""
+        self._provider.interrupt()
         self._server.stop(None).wait()
         self.killed.set()
+
+
+def _init_failed(failure: PartlyCreated, inputs: Inputs) -> status_pb2.Status:
+    """Return the error of a create that left an object behind: the engine keeps it with the reasons.
+
+    As `initializationError` in pulumi-terraform-bridge, pkg/tfbridge/provider.go: the next `up` sends an update, even
+    without a difference.
+    """
+    resource = failure.resource
+    assert resource, "raise PartlyCreated only in on_created and on_updated"
+    detail = any_pb2.Any()
+    detail.Pack(
+        provider_pb2.ErrorResourceInitFailed(
+            id=resource.id,
+            properties=encode({**inputs, **resource.computed}),
+            reasons=[str(failure)],
+            inputs=encode(inputs),
+        )
+    )
+    return status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=str(failure), details=[detail])
 
 
 def _diff_response(change: Change) -> provider_pb2.DiffResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -73,6 +73,20 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
             yield from differences(before, after, f"{path}[{index}]")
     elif old != new:
         yield path
+
+
+def unknown_unless_given(value: Any, given: Any) -> Any:
+    """Return the outputs with every part that is not an input replaced by UNKNOWN."""
+    if value == given:
+        return value
+    if isinstance(value, dict) and isinstance(given, dict):
+        return {key: unknown_unless_given(item, given.get(key)) for key, item in value.items()}
+    return UNKNOWN
+
+
+def is_below(path: str, prefixes: Iterable[str]) -> bool:
+    """Return whether a path equals one of these or is inside one of them."""
+    return any(path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")) for prefix in prefixes)
 
 
 def _whole(value: Any) -> Any:

@@ -11,13 +11,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import engine_sdk
-from engine_values import UNKNOWN, at, differences, has_unknown, leaves
+from engine_clock import Clock, Interrupted
+from engine_values import at, differences, has_unknown, is_below, leaves, unknown_unless_given
 
 Inputs = dict[str, Any]
+ACTIVE = "ACTIVE"
 
 
 class Refused(Exception):  # noqa: N818 - a cloud's response, not an error of the program
     """A cloud refuses a request."""
+
+
+class PartlyCreated(Exception):  # noqa: N818
+    """A cloud gives up on a create, and the object exists: an EKS node group in CREATE_FAILED.
+
+    `World` puts the resource into `resource`. The provider reports both, so the engine keeps the resource in its state.
+    """
+
+    def __init__(self, message: str, status: str = "CREATE_FAILED") -> None:
+        super().__init__(message)
+        self.status = status
+        self.resource: Resource | None = None
 
 
 class ConnectionLost(Exception):  # noqa: N818
@@ -26,7 +40,10 @@ class ConnectionLost(Exception):  # noqa: N818
 
 @dataclass
 class Resource:
-    """One existing resource: its inputs and computed outputs, both with secrets unwrapped."""
+    """One existing resource: its inputs and computed outputs, both with secrets unwrapped.
+
+    `status` is CREATING, ACTIVE, UPDATING, DELETING, or what a `PartlyCreated` set; `created_at` is in minutes.
+    """
 
     type: str
     id: str
@@ -34,6 +51,8 @@ class Resource:
     physical: str
     inputs: Inputs
     computed: Inputs
+    status: str = ACTIVE
+    created_at: float = 0.0
 
     @property
     def identifiers(self) -> set[str]:
@@ -53,7 +72,9 @@ class Rules:
 
     `held_by` maps each type that blocks a deletion to the cloud's error. `identity` returns the identifier and
     `computed` the outputs; changes of `ignored` paths are not a difference. `lock_key` names what two requests must
-    not change at the same time. The hooks raise `Refused`.
+    not change at the same time. `..._minutes` is how long an operation takes; `on_create`, `on_update` and `on_delete`
+    run at its start, `on_created`, `on_updated` (with the old inputs) and `on_deleted` at its end. The hooks raise
+    `Refused`; the first two of the end may raise `PartlyCreated`.
     """
 
     replaced_by: tuple[str, ...] = ()
@@ -67,6 +88,12 @@ class Rules:
     on_update: Callable[[World, Resource, Inputs], None] = lambda world, resource, inputs: None
     on_delete: Callable[[World, Resource], None] = lambda world, resource: None
     lock_key: Callable[[Inputs], str | None] = lambda inputs: None
+    create_minutes: Callable[[Inputs], float] = lambda inputs: 0.0
+    update_minutes: Callable[[Inputs, Inputs], float] = lambda old, new: 0.0
+    delete_minutes: Callable[[Inputs], float] = lambda inputs: 0.0
+    on_created: Callable[[World, Resource], None] = lambda world, resource: None
+    on_updated: Callable[[World, Resource, Inputs], None] = lambda world, resource, old: None
+    on_deleted: Callable[[World, Resource], None] = lambda world, resource: None
 
 
 @dataclass
@@ -103,9 +130,23 @@ class World:
         self.kubeconfig = ""
         self._rules, self._lock, self._number, self._creates = rules, threading.RLock(), 0, 0
         self._locked: set[str] = set()
+        self.clock = Clock(self._lock)
+
+    @property
+    def now(self) -> float:
+        """Simulated minutes since the world began."""
+        return self.clock.now
+
+    def later(self, minutes: float, callback: Callable[[], None]) -> None:
+        """Let the cloud do something by itself at `now + minutes`."""
+        self.clock.later(minutes, callback)
+
+    def ready(self, *types: str) -> list[Resource]:
+        """Return the resources of these types that work: neither in creation, nor failed, nor in deletion."""
+        return [resource for resource in self.of_type(*types) if resource.status in (ACTIVE, "UPDATING")]
 
     def of_type(self, *types: str) -> list[Resource]:
-        """Return the existing resources of these types."""
+        """Return the existing resources of these types, whatever their status."""
         return [resource for resource in list(self.resources.values()) if resource.type in types]
 
     def users(self, resource: Resource, types: Iterable[str]) -> list[Resource]:
@@ -121,15 +162,17 @@ class World:
     def check(self, token: str, inputs: Inputs) -> list[tuple[str, str]]:
         """Return every input that the SDK's types or the service's rules reject."""
         found = list(engine_sdk.problems(token, inputs))
+        self.clock.touch()
         return found or [
             (path, reason) for path, reason in self._rules(token).problems(inputs) if not has_unknown(at(inputs, path))
         ]
 
     def diff(self, token: str, old: Inputs, new: Inputs) -> Change:
         """Return what an update from old to new inputs would do."""
+        self.clock.touch()
         rules = self._rules(token)
-        paths = tuple(path for path in differences(old, new) if not _below(path, rules.ignored))
-        forced = [path for path in paths if _below(path, rules.replaced_by)]
+        paths = tuple(path for path in differences(old, new) if not is_below(path, rules.ignored))
+        forced = [path for path in paths if is_below(path, rules.replaced_by)]
         replaces = tuple(dict.fromkeys([*forced, *rules.replaces(old, new)]))
         return Change(paths, replaces, bool(replaces) and token.startswith("kubernetes:") and _same_name(old, new))
 
@@ -143,10 +186,36 @@ class World:
             identifier = rules.identity(physical, inputs) if rules.identity else physical
             if (token, identifier) in self.resources:
                 raise Refused(f"{token} {identifier} already exists")
-            resource = Resource(token, identifier, name, physical, inputs, _computed(rules, physical, inputs))
+            computed = _computed(rules, physical, inputs)
+            resource = Resource(token, identifier, name, physical, inputs, computed, "CREATING", self.now)
             self.resources[token, identifier] = resource
+            self._finish_create(rules, resource)
             self.log.append(("create", token, name))
             return resource
+
+    def _finish_create(self, rules: Rules, resource: Resource) -> None:
+        """Wait until the resource is created; a refusal at the end removes it, unless it was partly created."""
+        try:
+            self._wait(rules.create_minutes(resource.inputs))
+            rules.on_created(self, resource)
+        except PartlyCreated as failure:
+            resource.status, failure.resource = failure.status, resource
+            self.log.append(("create", resource.type, resource.name))
+            raise
+        except (Refused, ConnectionLost):
+            # After a lost connection a real cloud would continue, which no program can prevent.
+            self.remove(resource)
+            raise
+        resource.status = ACTIVE
+
+    def _wait(self, minutes: float) -> None:
+        """Let an operation take its time; the world is unlocked meanwhile."""
+        try:
+            self.clock.wait(minutes)
+        except Interrupted:
+            raise ConnectionLost from None
+        finally:
+            self.clock.touch()
 
     def plan(self, token: str, name: str, inputs: Inputs) -> Inputs:
         """Return the outputs that a preview adds to the inputs; values that the cloud will compute are unknown."""
@@ -155,7 +224,7 @@ class World:
         except (KeyError, TypeError, IndexError):
             # An input that the outputs depend on is still unknown; the engine treats missing outputs as unknown.
             return {}
-        return {key: _unknown_unless_given(value, inputs.get(key)) for key, value in computed.items()}
+        return {key: unknown_unless_given(value, inputs.get(key)) for key, value in computed.items()}
 
     def plan_update(self, token: str, identifier: str, inputs: Inputs) -> Inputs:
         """Return the outputs in the preview of an update: they do not change."""
@@ -170,10 +239,26 @@ class World:
             if resource is None:
                 raise Refused(f"{token} {identifier} does not exist")
             rules.on_update(self, resource, inputs)
-            resource.inputs = inputs
-            resource.computed |= _computed(rules, resource.physical, inputs)
+            self._finish_update(rules, resource, inputs)
             self.log.append(("update", token, resource.name))
             return resource
+
+    def _finish_update(self, rules: Rules, resource: Resource, inputs: Inputs) -> None:
+        """Wait until the resource is updated; a refusal at the end leaves it as it was."""
+        before, old, resource.status = resource.status, resource.inputs, "UPDATING"
+        try:
+            self._wait(rules.update_minutes(old, inputs))
+            resource.inputs = inputs
+            rules.on_updated(self, resource, old)
+        except PartlyCreated as failure:
+            resource.status, failure.resource = failure.status, resource
+            raise
+        except (Refused, ConnectionLost):
+            resource.inputs, resource.status = old, before
+            raise
+        resource.computed |= _computed(rules, resource.physical, inputs)
+        # An update does not repair what failed to be created; a rule that repairs it sets the status itself.
+        resource.status = before if resource.status == "UPDATING" else resource.status
 
     def delete(self, token: str, identifier: str) -> None:
         """Delete a resource unless another one needs it; deleting a missing one succeeds."""
@@ -190,7 +275,14 @@ class World:
                 if users:
                     raise Refused(f"{error}: {identifier} is in use by {users[0].type} {users[0].name}")
             rules.on_delete(self, resource)
-            self.resources.pop((token, identifier), None)
+            before, resource.status = resource.status, "DELETING"
+            try:
+                self._wait(rules.delete_minutes(resource.inputs))
+            except ConnectionLost:
+                resource.status = before
+                raise
+            self.remove(resource)
+            rules.on_deleted(self, resource)
             self.log.append(("delete", token, resource.name))
 
     def find(self, token: str, identifier: str) -> Resource | None:
@@ -210,6 +302,7 @@ class World:
     def _inject_fault(self, token: str, name: str) -> None:
         """Raise the injected fault of a create, before anything is created."""
         time.sleep(self.faults.delay_seconds)
+        self.clock.touch()
         with self._lock:
             self._creates += 1
             if self.faults.fail_create is not None:
@@ -242,20 +335,6 @@ class World:
 def _computed(rules: Rules, physical: str, inputs: Inputs) -> Inputs:
     """Return the computed outputs: a generated name if none was given, and the outputs of the type's rules."""
     return {"name": inputs.get("name") or physical, **rules.computed(physical, inputs)}
-
-
-def _unknown_unless_given(value: Any, given: Any) -> Any:
-    """Return the outputs with every part that is not an input replaced by UNKNOWN."""
-    if value == given:
-        return value
-    if isinstance(value, dict) and isinstance(given, dict):
-        return {key: _unknown_unless_given(item, given.get(key)) for key, item in value.items()}
-    return UNKNOWN
-
-
-def _below(path: str, prefixes: Iterable[str]) -> bool:
-    """Return whether a path equals one of these or is inside one of them."""
-    return any(path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")) for prefix in prefixes)
 
 
 def _same_name(old: Inputs, new: Inputs) -> bool:

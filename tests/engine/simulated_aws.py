@@ -45,7 +45,7 @@ def _lustre_replaces(old: Inputs, new: Inputs) -> Iterator[str]:
 
 def _nodes_created(world: World, inputs: Inputs) -> None:
     """Refuse a node group without network add-ons: its nodes never become ready."""
-    found = {resource.inputs["addonName"] for resource in world.of_type(_ADDON)}
+    found = {resource.inputs["addonName"] for resource in world.ready(_ADDON)}
     missing = [name for name in _NODE_ADDONS if name not in found]
     if missing:
         raise Refused(f"NodeCreationFailure: Unhealthy nodes in the kubernetes cluster; no {' and no '.join(missing)}")
@@ -75,7 +75,7 @@ def _template(world: World, inputs: Inputs) -> Resource | None:
 
 def _addon_created(world: World, inputs: Inputs) -> None:
     name = inputs["addonName"]
-    if name in _POD_ADDONS and not world.of_type(_NODES):
+    if name in _POD_ADDONS and not world.ready(_NODES):
         raise Refused(f"waiting for EKS Add-On {name}: unexpected state 'DEGRADED', insufficient number of replicas")
 
 

@@ -98,7 +98,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
 
 def has_control_plane(world: World) -> bool:
     """Return whether the stack's cluster exists; a cluster outside the stack always exists."""
-    return "127.0.0.1" in world.kubeconfig or bool(world.of_type(*_CONTROL_PLANES))
+    return "127.0.0.1" in world.kubeconfig or bool(world.ready(*_CONTROL_PLANES))
 
 
 def _identity(name: str, inputs: Inputs) -> str:
@@ -124,7 +124,7 @@ def _group(token: str) -> str:
 
 def _require_kind(world: World, token: str) -> None:
     group, kind = _group(token), token.rpartition(":")[2]
-    served = {one for release in world.of_type(_RELEASE) for one in _CHART_GROUPS.get(release.inputs["name"], ())}
+    served = {one for release in world.ready(_RELEASE) for one in _CHART_GROUPS.get(release.inputs["name"], ())}
     served |= {str(at(definition.inputs, "spec.group")) for definition in world.of_type(_CRD)}
     on_gke = _MANAGED if world.of_type(_CONTROL_PLANES[2]) else ()
     if group not in (*_BUILT_IN, *on_gke) and group not in served:
@@ -139,7 +139,7 @@ def _require_namespace(world: World, inputs: Inputs) -> None:
 
 
 def _require_nodes(world: World, error: str) -> None:
-    if "127.0.0.1" not in world.kubeconfig and not world.of_type(*_NODES):
+    if "127.0.0.1" not in world.kubeconfig and not world.ready(*_NODES):
         raise Refused(f"{error}: 0 nodes are available")
 
 

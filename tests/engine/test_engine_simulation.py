@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import engine_clouds
 import pytest
 from engine_lifecycle import num_creates, spread_positions
-from engine_world import ConnectionLost, Refused, World
+from engine_world import ConnectionLost, Inputs, PartlyCreated, Refused, Resource, Rules, World
 
 SUBNET, VPC = "aws:ec2/subnet:Subnet", "aws:ec2/vpc:Vpc"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
@@ -145,6 +147,101 @@ def test_a_fault_happens_once_and_creates_nothing(world: World) -> None:
         world.create(VPC, "second", {})
     world.create(VPC, "second", {})
     assert [name for _, _, name in world.log] == ["first", "second"]
+
+
+def slow_world(**rules: Any) -> World:
+    """Return a world in which every create takes ten minutes, an update five and a deletion three."""
+    minutes = {
+        "create_minutes": lambda inputs: 10.0,
+        "update_minutes": lambda old, new: 5.0,
+        "delete_minutes": lambda inputs: 3.0,
+    }
+    return World(lambda token: Rules(**{**minutes, **rules}))
+
+
+def test_operations_take_simulated_minutes_and_no_real_ones() -> None:
+    world = slow_world()
+    vpc = world.create(VPC, "vpc", {})
+    assert (world.now, vpc.created_at, vpc.status) == (10, 0, "ACTIVE")
+    world.update(VPC, vpc.id, {"changed": True})
+    world.delete(VPC, vpc.id)
+    assert world.now == 18
+
+
+def test_parallel_creates_overlap_and_are_not_ready_before_their_time() -> None:
+    world = slow_world()
+    ready: list[int] = []
+    world.later(9, lambda: ready.append(len(world.ready(VPC))))
+    world.later(10.5, lambda: ready.append(len(world.ready(VPC))))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: world.create(VPC, name, {}), ("one", "two", "three")))
+    assert world.now == 10
+    world.clock.advance(1)
+    assert ready == [0, 3]
+
+
+def test_a_cloud_acts_by_itself_at_its_time() -> None:
+    world = slow_world()
+    seen: list[float] = []
+    world.later(4, lambda: seen.append(world.now))
+    world.later(25, lambda: seen.append(world.now))
+    world.create(VPC, "vpc", {})
+    assert seen == [4]
+    world.clock.advance(20)
+    assert seen == [4, 25]
+
+
+def test_a_partly_created_resource_exists_with_its_status_and_a_refused_one_does_not() -> None:
+    def fail(error: Exception) -> Callable[[World, Resource], None]:
+        def on_created(world: World, resource: Resource) -> None:
+            raise error
+
+        return on_created
+
+    partly = slow_world(on_created=fail(PartlyCreated("no capacity", "CREATE_FAILED")))
+    with pytest.raises(PartlyCreated) as failure:
+        partly.create(VPC, "vpc", {})
+    assert failure.value.resource in partly.of_type(VPC)
+    assert (partly.ready(VPC), partly.of_type(VPC)[0].status, partly.now) == ([], "CREATE_FAILED", 10)
+    refused = slow_world(on_created=fail(Refused("no capacity")))
+    with pytest.raises(Refused):
+        refused.create(VPC, "vpc", {})
+    assert not refused.resources
+
+
+def test_an_update_that_is_refused_at_its_end_changes_nothing() -> None:
+    def drain(world: World, resource: Resource, old: Inputs) -> None:
+        assert resource.inputs != old
+        raise Refused("PodEvictionFailure")
+
+    world = slow_world(on_updated=drain)
+    vpc = world.create(VPC, "vpc", {"version": 1})
+    with pytest.raises(Refused):
+        world.update(VPC, vpc.id, {"version": 2})
+    assert (vpc.inputs, vpc.status, world.now) == ({"version": 1}, "ACTIVE", 15)
+
+
+def test_operations_under_one_lock_are_refused_while_another_takes_its_time() -> None:
+    world = slow_world(lock_key=lambda inputs: "account")
+
+    def create(name: str) -> str:
+        try:
+            return world.create(VPC, name, {}).status
+        except Refused as refusal:
+            return str(refusal)
+
+    with ThreadPoolExecutor() as pool:
+        results = sorted(pool.map(create, ("one", "two")))
+    assert results == ["ACTIVE", "OperationAborted: another operation on account is in progress"]
+    assert world.create(VPC, "three", {}).status == "ACTIVE", "the lock was not released"
+
+
+def test_a_stopped_provider_ends_what_is_in_progress() -> None:
+    world = slow_world()
+    world.later(5, world.clock.interrupt)
+    with pytest.raises(ConnectionLost):
+        world.create(VPC, "vpc", {})
+    assert not world.resources
 
 
 def test_fault_positions_include_the_first_and_the_last_create() -> None:
