@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests that need the CLI if it is missing; tests of the simulation itself do not need it."""
     for item in items:
-        needs_engine = FOLDER in item.path.parents and {"lifecycles", "vertex_lifecycle"} & set(
+        needs_engine = FOLDER in item.path.parents and {"lifecycles", "vertex_lifecycle", "project"} & set(
             getattr(item, "fixturenames", ())
         )
         if needs_engine and (reason := _obstacle(config)):
