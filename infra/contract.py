@@ -180,16 +180,23 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Login:
+    """What Docker presents to a registry; the password is a secret output, and short-lived."""
+
+    username: pulumi.Input[str]
+    password: pulumi.Output[str]
+
+
+@dataclass(frozen=True)
 class Registry:
     """The registry of the trainer image; `repository` is None if the stack builds no image (`job.image`).
 
-    `username` and `password` (a secret output) are the credentials for a push; None if the registry needs none.
+    `login` requests the credentials for a push; it is None if the registry needs none, and only a build calls it.
     """
 
     repository: pulumi.Input[str] | None
     server: pulumi.Input[str] | None = None
-    username: pulumi.Input[str] | None = None
-    password: pulumi.Input[str] | None = None
+    login: Callable[[], Login] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pulumi
@@ -12,8 +15,13 @@ import pulumi_docker_build as docker_build
 from infra.contract import Cluster, TrainingService
 from workloads.settings import JobSettings
 
-ROOT = Path(__file__).resolve().parents[1]
+#: The repository as the program sees it: a symbolic link to it stays as given.
+ROOT = Path(__file__).absolute().parents[1]
 DOCKERFILE = "trainer/Dockerfile"
+#: Where the build's files are copied to, relative to the project's folder.
+CONTEXTS = Path(".cache/trainer-image")
+#: Names of files that do not go into the image; .dockerignore excludes the same ones from builds by hand.
+IGNORED = ("__pycache__", ".*", "*~", "*.md", "*.pyc", "*.svg")
 
 
 def trainer_image(
@@ -25,12 +33,14 @@ def trainer_image(
     accelerator = "gpu" if cluster.gpu.gpus_per_node else "cpu"
     build_args = {"ACCELERATOR": accelerator} | ({"BASE_IMAGE": job.base_image} if job.base_image else {})
     target = cluster.fabric.image_target
-    # Registries may refuse to overwrite a tag, so changed content gets a new tag.
+    # The tag names the content, so that a stack's image shows in the registry which sources it has.
     tag = pulumi.Output.concat(_repository(cluster), ":", content_hash(target, sorted(build_args.items())))
+    # The provider compares this path with the one in the state, and resolves it in the project's folder.
+    context = stage_context(Path(pulumi.get_root_directory() or ROOT))
     image = docker_build.Image(
         name,
-        context=docker_build.BuildContextArgs(location=str(ROOT)),
-        dockerfile=docker_build.DockerfileArgs(location=str(ROOT / DOCKERFILE)),
+        context=docker_build.BuildContextArgs(location=context.as_posix()),
+        dockerfile=docker_build.DockerfileArgs(location=(context / DOCKERFILE).as_posix()),
         build_args=build_args,
         target=target,
         platforms=[docker_build.Platform.LINUX_AMD64],
@@ -53,23 +63,67 @@ def _repository(cluster: Cluster | TrainingService) -> pulumi.Input[str]:
 def _credentials(cluster: Cluster | TrainingService) -> list[docker_build.RegistryArgs] | None:
     """Return the registry's credentials; None to use those of `docker login` or a credential helper."""
     registry = cluster.registry
-    if registry.password is None or registry.server is None:
+    if registry.login is None or registry.server is None:
         return None
-    return [docker_build.RegistryArgs(address=registry.server, username=registry.username, password=registry.password)]
+    login = registry.login()
+    return [docker_build.RegistryArgs(address=registry.server, username=login.username, password=login.password)]
 
 
-def content_hash(target: str, build_args: list[tuple[str, str]]) -> str:
-    """Return twelve hexadecimal digits of the hash of all files that go into the image from this repository."""
-    digest = hashlib.sha256(repr((target, build_args)).encode())
+def content_hash(target: str, build_args: Sequence[tuple[str, str]]) -> str:
+    """Return twelve hexadecimal digits of the hash of the sources, the target and the build's arguments."""
+    return hashlib.sha256(repr((target, [*build_args], _sources_hash())).encode()).hexdigest()[:12]
+
+
+def stage_context(project: Path) -> Path:
+    """Copy the sources into a folder of the project and return its path relative to the project.
+
+    The provider rebuilds an image if a path, a name, a mode or the content of a file in its context changes. In this
+    folder they follow from the tag's content: other checkouts, umasks and files outside the image make no difference.
+    """
+    location = CONTEXTS / _sources_hash()[:12]
+    folder = project / location
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            copy = Path(temporary) / "context"
+            for path in _sources():
+                _copy(path, copy / path.relative_to(ROOT))
+            for inside in [copy, *(one for one in copy.rglob("*") if one.is_dir())]:
+                inside.chmod(0o755)  # under a strict umask the image's user could not read them
+            try:
+                copy.rename(folder)
+            except OSError:
+                # Another `up` of this project was faster; its copy has the same content.
+                if not folder.exists():
+                    raise
+    return location
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy a file with one of the two modes that Git knows."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+    target.chmod(0o755 if _executable(path) else 0o644)
+
+
+def _sources_hash() -> str:
+    """Return the hash of the names, modes and content of the sources."""
+    digest = hashlib.sha256()
     for path in _sources():
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0{_executable(path)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _executable(path: Path) -> bool:
+    return bool(path.stat().st_mode & 0o100)
 
 
 def _sources() -> Iterator[Path]:
-    """Yield the files that the Dockerfile copies, in a fixed order."""
+    """Yield the files of the build's context, in a fixed order."""
+    yield ROOT / ".dockerignore"
     yield ROOT / "LICENSE"
     for path in sorted((ROOT / "trainer").rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".md":
+        parts = path.relative_to(ROOT).parts
+        if path.is_file() and not any(fnmatch(part, pattern) for part in parts for pattern in IGNORED):
             yield path

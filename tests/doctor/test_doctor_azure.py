@@ -248,7 +248,7 @@ def test_a_registry_of_the_cloud_gets_a_login_in_exchange_for_a_token(
     host = recorded.url.removeprefix("http://")
     monkeypatch.setattr(doctor, "_REGISTRY", re.compile(re.escape(host)))
     user = "00000000-0000-0000-0000-000000000000"
-    assert doctor.login(context("azure"), host, "http") == (user, "of-the-registry")
+    assert doctor.login(context("azure"), host) == (user, "of-the-registry")
 
 
 def test_a_training_service_needs_only_its_own_resource_providers(arm: Recorded, context: Contexts) -> None:

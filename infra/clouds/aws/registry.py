@@ -8,14 +8,17 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.clouds.aws.settings import Settings
-from infra.contract import Registry
+from infra.contract import Login, Registry
 
 _NUM_IMAGES_KEPT = 30
 
 
 class ImageRegistry(pulumi.ComponentResource):
-    """One ECR repository with immutable tags, a scan of every push, and expiry of old images.
+    """One ECR repository with a scan of every push and expiry of old images.
 
+    Tags are mutable, and pods name the digest. A tag names the sources, and two builds of the same sources have
+    different digests: an immutable tag would refuse the build after a return to older sources, and after an `up` that
+    was interrupted between the push and the state.
     `force_delete` empties it on destroy: AWS does not delete a repository with images, and images can be rebuilt.
     `facts` are for the contract, `server` is the registry's host.
     """
@@ -28,7 +31,7 @@ class ImageRegistry(pulumi.ComponentResource):
         child = pulumi.ResourceOptions(parent=self)
         repository = aws.ecr.Repository(
             f"{name}-trainer",
-            image_tag_mutability="IMMUTABLE",
+            image_tag_mutability="MUTABLE",
             image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
             encryption_configurations=[aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="AES256")],
             force_delete=True,
@@ -36,18 +39,18 @@ class ImageRegistry(pulumi.ComponentResource):
             opts=child,
         )
         aws.ecr.LifecyclePolicy(f"{name}-lifecycle", repository=repository.name, policy=_lifecycle_policy(), opts=child)
-        # The token is valid for twelve hours and every `pulumi up` fetches a new one; nothing long-lived is stored.
+        self.server = repository.repository_url.apply(lambda url: url.partition("/")[0])
+        self.facts = Registry(
+            repository=repository.repository_url, server=self.server, login=lambda: self._login(repository)
+        )
+        self.register_outputs({"repository": repository.repository_url})
+
+    def _login(self, repository: aws.ecr.Repository) -> Login:
+        """Return a token valid for twelve hours, which each `pulumi up` fetches; no long-lived credential is stored."""
         token = aws.ecr.get_authorization_token_output(
             registry_id=repository.registry_id, opts=pulumi.InvokeOutputOptions(parent=self)
         )
-        self.server = repository.repository_url.apply(lambda url: url.partition("/")[0])
-        self.facts = Registry(
-            repository=repository.repository_url,
-            server=self.server,
-            username=token.user_name,
-            password=pulumi.Output.secret(token.password),
-        )
-        self.register_outputs({"repository": repository.repository_url})
+        return Login(token.user_name, pulumi.Output.secret(token.password))
 
 
 def _lifecycle_policy() -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import pulumi
-from pulumi_azure_native import containerregistry
+from collections.abc import Sequence
 
+import pulumi
+from pulumi_azure_native import authorization, containerregistry
+
+from infra.clouds.azure import registry_token
 from infra.clouds.azure.identity import Principals, Role, grant
 from infra.clouds.azure.network import EndpointNetwork, address_or_range, private_endpoint
 from infra.clouds.azure.settings import Settings, physical_name
-from infra.contract import Registry
+from infra.contract import Login, Registry
+
+_REPOSITORY = "trainer"
 
 
 class ContainerRegistry(pulumi.ComponentResource):
-    """A registry without passwords: nodes pull with their identity, users push with theirs (`az acr login`)."""
+    """A registry without passwords: nodes pull with their identity, `up` and users push with theirs."""
 
     facts: Registry
     registry_id: pulumi.Output[str]
@@ -33,15 +38,41 @@ class ContainerRegistry(pulumi.ComponentResource):
         registry = _create_registry(name, settings, network, child)
         address = private_endpoint(name, network, registry.id, "registry", settings.labels, child)
         pull = grant(f"{name}-pull", Role.ACR_PULL, registry.id, principals.kubelet_id, "ServicePrincipal", child)
-        for who, (principal, kind) in principals.administrators.items():
+        push = [
             grant(f"{name}-push-{who}", Role.ACR_PUSH, registry.id, principal, kind, child)
+            for who, (principal, kind) in principals.administrators.items()
+        ]
         self.facts = Registry(
-            repository=pulumi.Output.concat(registry.login_server, "/trainer"), server=registry.login_server
+            repository=pulumi.Output.concat(registry.login_server, f"/{_REPOSITORY}"),
+            server=registry.login_server,
+            login=lambda: self._login(registry, [address, *push]),
         )
         self.registry_id = registry.id
         self.login = pulumi.Output.concat("az acr login --name ", registry.name)
         self.ready = (address, pull)
         self.register_outputs({"server": registry.login_server})
+
+    def _login(self, registry: containerregistry.Registry, after: Sequence[pulumi.Resource]) -> Login:
+        """Return a token of three hours for the provider's own principal; a preview pushes nothing and needs none."""
+        if pulumi.runtime.is_dry_run():
+            return Login(registry_token.USER, pulumi.Output.secret(""))
+        entra = authorization.get_client_token_output(opts=pulumi.InvokeOutputOptions(parent=self, depends_on=after))
+        password = pulumi.Output.all(registry.login_server, entra.token).apply(lambda known: self._push_token(*known))
+        return Login(registry_token.USER, pulumi.Output.secret(password))
+
+    async def _push_token(self, server: str, entra_token: str) -> str:
+        """Return the token, or an empty one with a warning: `up` needs none if the image is unchanged."""
+        pulumi.log.info(f"waiting for permission to push to {server}", self, ephemeral=True)
+        try:
+            return await registry_token.push_token(server, _REPOSITORY, entra_token)
+        except registry_token.PushError as error:
+            fix = (
+                "assign the role AcrPush to the account of `pulumi up`, and add its address to network.authorized_cidrs"
+                if error.status
+                else "run `pulumi up` where the registry is reachable, as `az acr check-health` shows"
+            )
+            pulumi.log.warn(f"no login to {server}, so an image cannot be pushed: got {error}. Fix: {fix}", self)
+            return ""
 
 
 def _create_registry(

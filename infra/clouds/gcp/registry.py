@@ -6,7 +6,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra.clouds.gcp.settings import Settings
-from infra.contract import Registry
+from infra.contract import Login, Registry
 
 _NUM_IMAGES_KEPT = 30
 _RETENTION_DAYS = 30
@@ -50,13 +50,14 @@ class ImageRegistry(pulumi.ComponentResource):
             opts=child,
         )
         self.server = f"{settings.region}-docker.pkg.dev"
-        # A token valid for one hour, which each `pulumi up` fetches; no long-lived credential is stored.
-        token = gcp.organizations.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self)).access_token
         path = pulumi.Output.concat(self.server, "/", settings.gcp_project, "/", repository.repository_id, "/trainer")
-        self.facts = Registry(
-            repository=path, server=self.server, username="oauth2accesstoken", password=pulumi.Output.secret(token)
-        )
+        self.facts = Registry(repository=path, server=self.server, login=self._login)
         self.register_outputs({"repository": path})
+
+    def _login(self) -> Login:
+        """Return a token valid for one hour, which each `pulumi up` fetches; no long-lived credential is stored."""
+        token = gcp.organizations.get_client_config_output(opts=pulumi.InvokeOutputOptions(parent=self)).access_token
+        return Login("oauth2accesstoken", pulumi.Output.secret(token))
 
 
 def _cleanup_policies() -> list[gcp.artifactregistry.RepositoryCleanupPolicyArgs]:

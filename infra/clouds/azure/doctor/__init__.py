@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from urllib.parse import urlencode
-from uuid import UUID
 
+from infra.clouds.azure import registry_token
 from infra.clouds.azure.doctor import causes
 from infra.clouds.azure.doctor.client import SCOPE, Arm, chosen_subscription, explain
 from infra.clouds.azure.doctor.queries import Queries
@@ -21,8 +19,6 @@ ENDPOINT = "https://management.azure.com"
 
 _CREDENTIALS = "credentials"
 _REGISTRY = re.compile(r"^[a-z0-9]+\.azurecr\.io$")
-#: The user name of a registry's token (Azure Container Registry, token exchange).
-_TOKEN_USER = str(UUID(int=0))
 
 
 def checks(context: Context) -> list[Check]:
@@ -49,16 +45,12 @@ def devices(settings: Settings) -> Mapping[str, int]:
     return {"rdma/ib": settings.instance.num_network_cards} if settings.infiniband else {}
 
 
-def login(_: Context, host: str, scheme: str = "https") -> tuple[str, str] | None:
+def login(_: Context, host: str) -> tuple[str, str] | None:
     """Return user and password for an Azure registry, which exchanges an Entra token for one of its own."""
     if not _REGISTRY.match(host):
         return None
     with explained(explain):
-        import urllib3
         from azure.identity import DefaultAzureCredential
 
         token = DefaultAzureCredential(exclude_interactive_browser_credential=True).get_token(SCOPE).token
-        form = urlencode({"grant_type": "access_token", "service": host, "access_token": token})
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        answer = urllib3.request("POST", f"{scheme}://{host}/oauth2/exchange", body=form, headers=headers)
-        return _TOKEN_USER, str(json.loads(answer.data).get("refresh_token", ""))
+        return registry_token.USER, registry_token.refresh_token(host, token)

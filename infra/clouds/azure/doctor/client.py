@@ -12,6 +12,7 @@ from typing import Any
 
 from infra.clouds.azure.credentials import LOGIN
 from infra.clouds.azure.doctor.causes import CREDENTIALS, DENIED, SUBSCRIPTION, UNREACHABLE
+from infra.clouds.azure.registry_token import PushError
 from infra.findings.common_causes import NO_CLIENT, SLOW
 from infra.findings.model import QueryFailedError
 
@@ -113,7 +114,9 @@ def explain(error: Exception, arm: Arm | None = None) -> Exception:
         return QueryFailedError(CREDENTIALS, text, is_problem=True, login=LOGIN)
     if isinstance(error, exceptions.HttpResponseError):
         return _explain_status(error, error.status_code or 0, text, arm.subscription if arm else "<id>")
-    if isinstance(error, exceptions.AzureError):
+    if isinstance(error, PushError) and error.status:
+        return _explain_status(error, error.status, text, arm.subscription if arm else "<id>")
+    if isinstance(error, (exceptions.AzureError, PushError)):
         return QueryFailedError(UNREACHABLE, text)
     return error
 

@@ -79,6 +79,7 @@ CALLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "subscriptionId": "00000000-0000-0000-0000-000000000000",
         "tenantId": "tenant",
     },
+    "azure-native:authorization:getClientToken": lambda arguments: {"token": "entra-token-of-the-caller"},
     "azure-native:containerservice:listManagedClusterUserCredentials": lambda arguments: {
         "kubeconfigs": [{"name": "clusterUser", "value": base64.b64encode(KUBECONFIG.encode()).decode()}]
     },
