@@ -117,13 +117,17 @@ class Sidecar:
 class Fabric:
     """The network between GPU nodes: a pod's settings for it, and the line in NCCL's log that confirms its use.
 
-    `image_target` is the build target of the trainer image that contains the fabric's user-space libraries. `chart`
-    makes the fabric's devices schedulable; it is None if no device is requested.
+    `rdma` says that the cards access the memory of pods, which pods must therefore be able to lock: the node's limit
+    allows it, or the pods run `as_root` with capability IPC_LOCK. `image_target` is the build target of the trainer
+    image that contains the fabric's user-space libraries. `chart` makes the fabric's devices schedulable; it is None if
+    no device is requested.
     """
 
     name: str
     env: Mapping[str, str] = field(default_factory=dict)
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    rdma: bool = False
+    as_root: bool = False
     capabilities: Sequence[str] = ()
     mounts: Sequence[Mount] = ()
     sidecars: Sequence[Sidecar] = ()
@@ -131,14 +135,20 @@ class Fabric:
     expected_log: str = ""
     chart: ChartRequest | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse capabilities that do nothing: Kubernetes gives a non-root user none (kubernetes/enhancements#2763)."""
+        if self.capabilities and not self.as_root:
+            got = ", ".join(self.capabilities)
+            raise ValueError(f"capabilities have no effect for a non-root user: got {got}. Fix: set as_root")
+
     @property
     def pod_security(self) -> Literal["restricted", "privileged"]:
         """Return the strictest Pod Security level that admits these pods.
 
-        `baseline` is no option: like `restricted`, it rejects host paths and added capabilities such as IPC_LOCK.
+        `baseline` is no option: it admits root, but rejects host paths and added capabilities such as IPC_LOCK.
         """
         needs_host = any(mount.host_path for mount in self.mounts)
-        return "privileged" if self.capabilities or self.sidecars or needs_host else "restricted"
+        return "privileged" if self.as_root or self.sidecars or needs_host else "restricted"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def test_the_efa_plugin_tolerates_the_pools_taint_and_the_image_has_the_librarie
     values = stack("aws").one(RELEASE, "aws-addons-efa-device-plugin").inputs["values"]
     assert GPU_TAINT.manifest in values["tolerations"]
     found = fabric(settings_of(P5))
-    assert (found.name, found.image_target) == ("efa", "aws")
+    assert (found.name, found.image_target, found.rdma) == ("efa", "aws", True)
     assert found.pod_security == "restricted", "EFA needs no privilege"
 
 

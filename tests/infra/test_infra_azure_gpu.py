@@ -113,7 +113,7 @@ def test_a_pod_on_an_nd_node_requests_one_infiniband_function_per_gpu(size: str)
     fabric = node_fabric(settings)
     assert fabric.chart
     assert fabric.chart.key == "network-operator"
-    assert fabric.capabilities == ("IPC_LOCK",)
+    assert (fabric.rdma, fabric.as_root, fabric.capabilities) == (True, True, ("IPC_LOCK",))
     generation = "v5" if "H100" in size else "v4"
     assert fabric.env["NCCL_TOPO_FILE"].endswith(f"nd{generation}-topo.xml")
 

@@ -71,7 +71,15 @@ def test_only_nodes_reach_netapp_and_only_by_nfs(stack: Stack) -> None:
     assert (denied["access"], denied["sourceAddressPrefix"], denied["priority"]) == ("Deny", "*", 4096)
     (export,) = recording.one(NETAPP_VOLUME).inputs["exportPolicy"]["rules"]
     assert export["allowedClients"] == "10.0.0.0/17"
-    assert export["hasRootAccess"] is False
+
+
+def test_root_writes_to_netapp_only_if_pods_run_as_root(stack: Stack) -> None:
+    def root_access(overrides: dict[str, str]) -> bool:
+        (export,) = stack("azure", overrides).one(NETAPP_VOLUME).inputs["exportPolicy"]["rules"]
+        return bool(export["hasRootAccess"])
+
+    assert root_access({"gpu.instance_type": "Standard_ND96isr_H100_v5"})
+    assert not root_access({"gpu.instance_type": "Standard_NC4as_T4_v3"})
 
 
 def test_nodes_have_no_public_address_and_use_the_nat_gateway(stack: Stack) -> None:

@@ -42,6 +42,9 @@ def volume(encrypted: str) -> dict[str, Any]:
     return {"blockDeviceMappings": [{"deviceName": "/dev/xvda", "ebs": {"encrypted": encrypted}}]}
 
 
+#: A container's right to lock memory.
+IPC_LOCK = {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+
 #: Rule, type, properties that pass, properties that do not.
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("encryption-at-rest", TEMPLATE, volume("true"), volume("false")),
@@ -180,6 +183,13 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
             }
         },
     ),
+    (
+        "no-privileged-pods",
+        JOB,
+        pod({"securityContext": IPC_LOCK}, securityContext={"runAsUser": 0}),
+        pod({"securityContext": IPC_LOCK}, securityContext={"runAsUser": 10001}),
+    ),
+    ("no-privileged-pods", JOB, pod(securityContext={"runAsUser": 10001}), pod(securityContext={"runAsUser": 0})),
     ("images-by-digest", JOB, pod(), pod({"image": "registry.example/trainer:latest"})),
     ("images-by-digest", JOB, pod(), pod(initContainers=[{"name": "first", "image": "busybox"}])),
 ]

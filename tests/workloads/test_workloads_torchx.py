@@ -57,7 +57,11 @@ def facts() -> Facts:
         labels={"stack": "lab", "owner": "ml-platform"},
         pool=pool,
         fabric=Fabric(
-            "efa", {"NCCL_DEBUG": "INFO"}, capabilities=["IPC_LOCK"], mounts=[Mount("nic", "/nic", "/opt/nic")]
+            "ib",
+            {"NCCL_DEBUG": "INFO"},
+            as_root=True,
+            capabilities=["IPC_LOCK"],
+            mounts=[Mount("nic", "/nic", "/opt/nic")],
         ),
         storage=Storage("data", "/data", 100, "ReadWriteMany"),
         service_account="trainer",

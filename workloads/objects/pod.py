@@ -53,7 +53,7 @@ def training_pod(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     } | _secret_env(facts)
-    spec: Manifest = _pod_spec(facts, [main], volumes) | {
+    spec: Manifest = _pod_spec(facts, [main], volumes, as_root=facts.fabric.as_root) | {
         "terminationGracePeriodSeconds": facts.job.grace_seconds,
         "affinity": _affinity(facts),
         "nodeSelector": dict(facts.pool.node_selector),
@@ -107,7 +107,7 @@ def environment(facts: Facts, *layers: Mapping[str, str]) -> list[dict[str, str]
 
 
 def container_security(capabilities: Sequence[str]) -> Manifest:
-    """Return level `restricted` of the Pod Security Standards with a read-only root file system."""
+    """Return level `restricted` of the Pod Security Standards, plus capabilities, with a read-only root file system."""
     added = {"add": list(capabilities)} if capabilities else {}
     return {
         "allowPrivilegeEscalation": False,
@@ -116,16 +116,21 @@ def container_security(capabilities: Sequence[str]) -> Manifest:
     }
 
 
-def _pod_spec(facts: Facts, containers: Sequence[Manifest], volumes: Sequence[Manifest]) -> Manifest:
-    """Return what training pods and helpers have in common."""
+def _pod_spec(
+    facts: Facts, containers: Sequence[Manifest], volumes: Sequence[Manifest], *, as_root: bool = False
+) -> Manifest:
+    """Return what training pods and helpers have in common.
+
+    Root is for fabrics that need a capability. Its group is the image's, so both users write to the shared folders.
+    """
     return {
         # The cloud's identity uses its own tokens, and the trainer does not use the Kubernetes API.
         "automountServiceAccountToken": False,
         "containers": list(containers),
         "enableServiceLinks": False,
         "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
+            "runAsNonRoot": not as_root,
+            "runAsUser": 0 if as_root else USER,
             "runAsGroup": 0,
             "fsGroup": USER,
             # Changing the group of every file of a dataset at each start takes hours.

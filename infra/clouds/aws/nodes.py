@@ -38,6 +38,19 @@ spec:
       strategy: RAID0
 """
 
+#: libfabric registers memory with the cards, which counts as locked. A container inherits containerd's limit, 8 MiB, so
+#: EFA fails with "Cannot allocate memory" (awslabs/awsome-distributed-ai#647); Bottlerocket raises it on EFA nodes too.
+#: 1 PiB instead of "unlimited": nodeadm merges numbers as float64, which cannot hold 2^64-1, and containerd would not
+#: start. The limit of open files repeats nodeadm's default, because this list replaces the default list.
+_LOCKED_MEMORY_CONFIG = f"""\
+  containerd:
+    baseRuntimeSpec:
+      process:
+        rlimits:
+          - {{type: RLIMIT_NOFILE, soft: 65536, hard: 1048576}}
+          - {{type: RLIMIT_MEMLOCK, soft: {2**50}, hard: {2**50}}}
+"""
+
 #: Runs before kubelet starts, because kubelet counts huge pages at its start.
 _HUGE_PAGES_SCRIPT = """\
 #!/bin/bash
@@ -58,13 +71,13 @@ class Membership:
 
 
 def user_data(num_huge_pages: int) -> str:
-    """Return a GPU node's user data, a MIME document in base64 that configures its disks and huge pages.
+    """Return a GPU node's user data, a MIME document in base64: its disks, and with EFA huge pages and locked memory.
 
     EKS merges its own part into it. The boundary is fixed: a random one would replace every node at every `pulumi up`.
     """
     document = MIMEMultipart(boundary="torchrec-cloud")
     config = MIMEBase("application", "node.eks.aws")
-    config.set_payload(_NODE_CONFIG)
+    config.set_payload(_NODE_CONFIG + (_LOCKED_MEMORY_CONFIG if num_huge_pages else ""))
     document.attach(config)
     if num_huge_pages:
         script = _HUGE_PAGES_SCRIPT.format(num_pages=num_huge_pages)

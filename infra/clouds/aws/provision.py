@@ -62,6 +62,7 @@ def fabric(settings: Settings) -> Fabric:
         return Fabric(name="tcp")
     return Fabric(
         name="efa",
+        rdma=True,
         image_target="aws",
         expected_log="NET/OFI Selected provider is efa",
         chart=efa_device_plugin((GPU_TAINT,)),

@@ -102,7 +102,8 @@ def node_fabric(settings: Settings) -> Fabric:
     """Return InfiniBand through the network operator, or plain TCP if the size has no InfiniBand cards.
 
     The virtual machine hides which card is near which GPU. NCCL reads it from the topology file, which is part of the
-    image's InfiniBand target. RDMA registers locked memory (IPC_LOCK).
+    image's InfiniBand target. Pods run as root with the one capability IPC_LOCK: AKS has no setting for containerd's
+    limit of locked memory (Azure/AKS#4893), and a daemon that raises it acts after the first pods have started.
     """
     if not settings.infiniband:
         return Fabric(name="tcp", env={"NCCL_SOCKET_IFNAME": "eth0"}, expected_log="NET/Socket : Using")
@@ -115,6 +116,8 @@ def node_fabric(settings: Settings) -> Fabric:
             "NCCL_SOCKET_IFNAME": "eth0",
             "NCCL_TOPO_FILE": f"/opt/microsoft/nd{generation}-topo.xml",
         },
+        rdma=True,
+        as_root=True,
         capabilities=("IPC_LOCK",),
         image_target="infiniband",
         expected_log="NET/IB : Using",

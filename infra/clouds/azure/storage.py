@@ -283,7 +283,8 @@ class SharedStorage(pulumi.ComponentResource):
     def _create_volume(self, account: netapp.Account, pool: netapp.CapacityPool) -> netapp.CapacityPoolVolume:
         """Create the volume, exported to the nodes' subnet only.
 
-        Any user may write: training pods run as a non-root user, and NFS has no fsGroup.
+        Any user may write: pods without InfiniBand run as a non-root user, and NFS has no fsGroup. Pods with InfiniBand
+        run as root (`node_fabric`), and must be able to write into folders that the other user has created.
         """
         settings = self._settings.storage
         nodes = netapp.ExportPolicyRuleArgs(
@@ -294,7 +295,7 @@ class SharedStorage(pulumi.ComponentResource):
             cifs=False,
             unix_read_write=True,
             unix_read_only=False,
-            has_root_access=False,
+            has_root_access=self._settings.infiniband,
         )
         return netapp.CapacityPoolVolume(
             f"{self._name}-volume",

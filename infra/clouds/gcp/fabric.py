@@ -196,6 +196,8 @@ def _tcpx_fabric() -> Fabric:
             "networking.gke.io/interfaces": json.dumps(interfaces),
             f"devices.gke.io/container.{_SIDECAR}": "".join(f"- path: {device}\n" for device in devices),
         },
+        # The daemon's sockets belong to root, and only their owner may connect. Upstream's pods run as root too.
+        as_root=True,
         capabilities=("IPC_LOCK",),
         mounts=(sockets, libraries),
         sidecars=(_tcpx_daemon(sockets, libraries),),

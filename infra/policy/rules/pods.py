@@ -70,6 +70,20 @@ def check(resource: Resource, config: Config) -> Iterable[str]:
                 yield f"volume {volume.get('name')} mounts the node's {path}: use a claim"
         for container in containers(spec):
             yield from _container(container, config)
+            yield from _user(container, spec.get("securityContext") or {}, config)
+
+
+def _user(container: Props, shared: Props, config: Config) -> Iterator[str]:
+    """Yield a root user without a capability to use, or a capability of another user, who does not get it."""
+    if _is_daemon(container, config):
+        return
+    name, own = container.get("name"), container.get("securityContext") or {}
+    user = own.get("runAsUser", shared.get("runAsUser"))
+    added = ", ".join(map(str, listed((own.get("capabilities") or {}).get("add"))))
+    if user == 0 and not added:
+        yield f"container {name} runs as root without need: set runAsNonRoot and another runAsUser"
+    if user not in (0, None) and added:
+        yield f"container {name} adds {added}, which user {user} does not get: set runAsUser to 0 or remove it"
 
 
 def _container(container: Props, config: Config) -> Iterator[str]:
