@@ -47,7 +47,7 @@ def load(sections: Sections, further: Sequence[Check] = ()) -> Stack:
     # pulumi.Config reads single keys that the caller knows; rejecting unknown keys requires all of them.
     config = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
     try:
-        return parse(config, pulumi.get_project(), pulumi.get_stack(), sections, further)
+        return parse(config, pulumi.get_project(), pulumi.get_stack(), sections, [find_access_problems, *further])
     except SettingsError as error:
         raise pulumi.RunError(str(error)) from None
 
@@ -66,6 +66,11 @@ def parse(
     if problems:
         raise SettingsError(stack, keep_first_per_key(problems))
     return result
+
+
+def find_access_problems(configured: Stack) -> Iterable[Problem]:
+    """Return the mistake for which `up` would not reach the cluster that it creates; `cost` and `plan` need no way."""
+    return configured.settings.access_problems()
 
 
 def parse_leniently(config: Mapping[str, str], project: str, stack: str, sections: Sections) -> Stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,10 +40,10 @@ class Configuration:
     values: Mapping[str, str]
     overrides: frozenset[str] = frozenset()
 
-    def parse(self) -> stacks.Stack:
-        """Return the checked settings of the cluster; raise SettingsError with all problems."""
+    def parse(self, further: Sequence[stacks.Check] = ()) -> stacks.Stack:
+        """Return the checked settings of the cluster; raise SettingsError with all problems, also of `further`."""
         try:
-            return stacks.parse(self.values, self.project, self.stack, UNCHECKED_SECTIONS)
+            return stacks.parse(self.values, self.project, self.stack, UNCHECKED_SECTIONS, further)
         except SettingsError as error:
             problems = [self._fix_where_set(problem) for problem in error.problems]
             raise SettingsError(self.stack, problems) from None

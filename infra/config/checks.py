@@ -11,7 +11,11 @@ from infra import catalog
 from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.cost import CostLine, HourlyCost
 
-BUDGET_KEY = "budget.max_usd_per_hour"
+BUDGET_KEY, ACCESS_KEY = "budget.max_usd_per_hour", "network.api_access"
+#: The value of `network.api_access` that needs `network.authorized_cidrs`.
+BY_RANGES = "authorized_ranges"
+#: Prints this machine's public address, as the API server will see it.
+_OWN_ADDRESS = '"$(curl -s https://checkip.amazonaws.com)/32"'
 _PRIVATE_RANGES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
 
 
@@ -112,6 +116,23 @@ def holds(key: str, cidr: str, num_addresses: int, purpose: str, num_reserved: i
     message = f"{network.num_addresses - num_reserved} usable addresses, {num_addresses} needed for {purpose}"
     wider = network.supernet(new_prefix=prefix)
     return [Problem(key, message, f"/{prefix} or wider", fix_by_setting(key, wider), cidr)]
+
+
+def api_access(access: str, authorized: Sequence[str]) -> list[Problem]:
+    """Check that ranges are authorized only for an API that accepts them."""
+    if access == BY_RANGES or not authorized:
+        return []
+    message, allowed = "a private API, which ignores network.authorized_cidrs", f"{BY_RANGES}, or no authorized_cidrs"
+    return [Problem(ACCESS_KEY, message, allowed, fix_by_removing(ACCESS_KEY), access)]
+
+
+def no_api_access(stack: str, access: str, ways: Sequence[str]) -> Problem:
+    """Return the problem of a stack whose API would refuse this machine, after its control plane was paid for."""
+    message = "network.authorized_cidrs is empty, so `up` could not reach the Kubernetes API"
+    others = [way for way in ways if way != BY_RANGES]
+    allowed = " | ".join([f"{BY_RANGES} with this machine's public address", *others])
+    fix = f"pulumi config set --stack {stack} --path 'network.authorized_cidrs[0]' {_OWN_ADDRESS}"
+    return Problem(ACCESS_KEY, message, allowed, fix, access)
 
 
 def size_step(key: str, size_gib: int, allowed: str, nearest: int | None) -> list[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -88,9 +88,14 @@ class ManagedStorageSettings(StorageSettings):
 
 
 class NetworkSettings(Section):
-    """The private network and the ranges that may reach the Kubernetes API, none by default."""
+    """The private network, and how `pulumi up` reaches the Kubernetes API.
+
+    With `api_access` authorized_ranges the API accepts `authorized_cidrs`. With inside it is private, and `pulumi up`
+    runs in the network or over a VPN. A cloud restricts `api_access` to its own Literal.
+    """
 
     cidr: Cidr = "10.0.0.0/16"
+    api_access: str = "authorized_ranges"
     authorized_cidrs: tuple[Cidr, ...] = ()
 
 
@@ -153,6 +158,10 @@ class StackSettings(Section):
         else:
             yield from find_unused(self, self.for_services, f"used only with job.launcher {' | '.join(self.services)}")
 
+    def access_problems(self) -> Iterable[Problem]:
+        """Return the mistake for which this machine could not reach the cluster; only `pulumi up` needs to."""
+        return ()
+
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
         """Return the items of the hourly bill; a cloud adds its control plane, system nodes and storage."""
         del num_gpu_nodes
@@ -192,6 +201,8 @@ class StackSettings(Section):
 class ManagedStackSettings(StackSettings):
     """The settings of a stack whose cluster this project creates."""
 
+    of_clusters: ClassVar[tuple[str, ...]] = (*StackSettings.of_clusters, "network.api_access")
+
     gpu: ManagedGpuSettings
     network: NetworkSettings = NetworkSettings()
     storage: ManagedStorageSettings = ManagedStorageSettings()
@@ -200,6 +211,19 @@ class ManagedStackSettings(StackSettings):
         """Return the mistakes across sections."""
         yield from super().problems()
         yield from checks.instance_of_cloud(self.cloud, self.gpu.instance_type)
+        yield from checks.api_access(self.network.api_access, self.network.authorized_cidrs)
+
+    def access_problems(self) -> Iterable[Problem]:
+        """Return the mistake for which this machine could not reach the cluster."""
+        if self.service or self.has_api_access:
+            return []
+        ways = get_args(type(self.network).model_fields["api_access"].annotation)
+        return [checks.no_api_access(self.stack, self.network.api_access, ways)]
+
+    @property
+    def has_api_access(self) -> bool:
+        """Return whether the settings name a way from this machine to the Kubernetes API."""
+        return self.network.api_access != checks.BY_RANGES or bool(self.network.authorized_cidrs)
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[cost.CostLine]:
         """Return the GPU nodes; a cloud adds the other items."""

@@ -19,7 +19,7 @@ from infra import cost, stack_files
 from infra import stack as stacks
 from infra.automation import LiveStack, OperationError, StackOutputs
 from infra.automation.display import Silent
-from infra.config.checks import BUDGET_KEY
+from infra.config.checks import ACCESS_KEY, BUDGET_KEY
 from infra.config.problems import Problem, SettingsError
 from infra.doctor import cluster, guides, images, job, runner, tools
 from infra.exit_codes import CHECK_FAILED, PROBLEM_FOUND, SUCCESS
@@ -98,15 +98,15 @@ class _CheckedSettings:
     def __post_init__(self) -> None:
         """Parse the configuration, with examples instead of invalid values."""
         try:
-            self.stack = self.configuration.parse()
+            self.stack = self.configuration.parse([stacks.find_access_problems])
         except SettingsError as error:
             self.problems = error.problems
             self.stack = self.configuration.parse_leniently()
 
     @property
     def usable(self) -> bool:
-        """Return whether further checks make sense: they do if at most the budget is wrong."""
-        return all(item.key == BUDGET_KEY for item in self.problems)
+        """Return whether further checks make sense: they do if at most the budget or the way to the API is wrong."""
+        return all(item.key in (ACCESS_KEY, BUDGET_KEY) for item in self.problems)
 
     def findings(self) -> list[Finding]:
         """Check all settings except the budget."""

@@ -85,7 +85,8 @@ API_CLOSED = Cause(
     "api-unreachable",
     "`dial tcp ...: i/o timeout` from kubectl and from `up`",
     "the Kubernetes API is private, or network.authorized_cidrs lacks this machine's address",
-    "pulumi config set --path 'network.authorized_cidrs[0]' <your address>/32, then up; or work inside the network",
+    "pulumi config set --path 'network.authorized_cidrs[0]' \"$(curl -s https://checkip.amazonaws.com)/32\", then up; "
+    "or work inside the network",
 )
 API_LOGIN = Cause(
     "api-login",

@@ -123,6 +123,7 @@ def test_an_exceeded_budget_is_a_problem_and_the_other_checks_still_run(
 ) -> None:
     (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
     text = (ROOT / "Pulumi.aws.yaml").read_text() + "  torchrec-cloud:budget:\n    max_usd_per_hour: 10\n"
+    text += "  torchrec-cloud:network:\n    api_access: inside\n"
     (tmp_path / "Pulumi.aws.yaml").write_text(text)
     monkeypatch.setattr(aws_doctor, "checks", lambda context: [])
     pulumi(None)
@@ -130,6 +131,17 @@ def test_an_exceeded_budget_is_a_problem_and_the_other_checks_still_run(
     assert found["settings"].status == "ok"
     assert (found["budget"].status, found["budget"].cause) == ("problem", "budget")
     assert "44.9" in found["budget"].result, "two p4d.24xlarge and the rest of the stack"
+    assert "image" in found
+
+
+def test_a_stack_without_a_way_to_its_api_is_a_problem_and_the_other_checks_still_run(
+    monkeypatch: pytest.MonkeyPatch, pulumi: Callable[..., Path]
+) -> None:
+    monkeypatch.setattr(aws_doctor, "checks", lambda context: [])
+    pulumi(None)
+    found = {item.check: item for item in command.examine("aws")}
+    assert found["settings"].status == "problem"
+    assert found["settings"].fix.startswith("pulumi config set --stack aws --path 'network.authorized_cidrs[0]'")
     assert "image" in found
 
 

@@ -12,7 +12,7 @@ import engine_clouds
 import engine_sdk
 from engine_provider import Server
 from engine_runs import ROOT, Project, Run
-from engine_world import World
+from engine_world import LAPTOP, World
 
 #: A storage size in GiB to which the service resizes the default in place, and one that it refuses.
 LARGER_GIB = {"aws": 2400, "azure": 4096, "gcp": 2048, "local": 20}
@@ -49,10 +49,15 @@ class Lifecycle:
     state_after_destroy: list[Mapping[str, object]] = field(default_factory=list)
 
 
-def open_project(folder: Path, stack: str, kubeconfig: Path) -> tuple[World, Server, Project]:
-    """Return a stack that does not exist yet, with its own simulated cloud."""
+def open_project(
+    folder: Path, stack: str, kubeconfig: Path, *, authorized: bool = True
+) -> tuple[World, Server, Project]:
+    """Return a stack that does not exist yet, whose API server lets this machine in, with its own simulated cloud."""
     world, server = engine_clouds.simulate()
-    return world, server, Project(folder, stack, server, {"KUBECONFIG": str(kubeconfig)})
+    project = Project(folder, stack, server, {"KUBECONFIG": str(kubeconfig)})
+    if authorized and stack in POOLS:
+        project.set("network.authorized_cidrs[0]", f"{LAPTOP}/32")
+    return world, server, project
 
 
 def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:

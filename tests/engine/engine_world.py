@@ -14,6 +14,9 @@ import engine_sdk
 from engine_clock import Clock, Interrupted
 from engine_values import at, differences, has_unknown, is_below, leaves, unknown_unless_given
 
+#: The public address of a laptop that runs `pulumi` (RFC 5737).
+LAPTOP = "203.0.113.7"
+
 Inputs = dict[str, Any]
 ACTIVE = "ACTIVE"
 
@@ -128,6 +131,8 @@ class World:
         self.log: list[tuple[str, str, str]] = []
         self.calls: Counter[str] = Counter()
         self.kubeconfig = ""
+        #: The address of the machine that runs `pulumi`: a laptop's, or one of 10.0.0.0/8 inside the network.
+        self.machine = LAPTOP
         self._rules, self._lock, self._number, self._creates = rules, threading.RLock(), 0, 0
         self._locked: set[str] = set()
         self.clock = Clock(self._lock)

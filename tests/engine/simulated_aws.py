@@ -227,6 +227,7 @@ def control_plane(inputs: Inputs, role_arn: str) -> Inputs:
             "subnetIds": inputs["privateSubnetIds"],
             "endpointPrivateAccess": inputs.get("endpointPrivateAccess"),
             "endpointPublicAccess": inputs.get("endpointPublicAccess"),
+            "publicAccessCidrs": inputs.get("publicAccessCidrs"),
         },
         "encryptionConfig": {"provider": {"keyArn": inputs["encryptionConfigKeyArn"]}, "resources": ["secrets"]},
         "tags": inputs.get("tags"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import simulated_access
 import simulated_azure
 from engine_values import at
 from engine_world import Inputs, Refused, Resource, Rules, World
@@ -62,6 +63,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
     def check_access(world: World) -> None:
         if not reachable(world):
             raise Refused("configured Kubernetes cluster is unreachable: unable to load schema information")
+        simulated_access.check_address(world)
         if world.of_type(_CONTROL_PLANES[1]) and not simulated_azure.has_admin_role(world):
             raise Refused("Forbidden: the user has no role on the cluster")
 

@@ -35,7 +35,7 @@ class VertexLifecycle:
 def vertex_lifecycle(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> Iterator[VertexLifecycle]:
     """Run up with too small a quota, up, a change, a refresh after the job was deleted, and destroy."""
     folder = tmp_path_factory.mktemp("vertex")
-    world, server, project = open_project(folder / "stack", "gcp", kubeconfig)
+    world, server, project = open_project(folder / "stack", "gcp", kubeconfig, authorized=False)
     with vertex_service.serve_vertex(Service()) as service:
         key = vertex_service.credentials(folder, service)
         project.environment |= {"GOOGLE_APPLICATION_CREDENTIALS": str(key), "NO_PROXY": "127.0.0.1"}

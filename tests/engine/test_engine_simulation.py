@@ -9,7 +9,8 @@ from typing import Any
 import engine_clouds
 import pytest
 from engine_lifecycle import num_creates, spread_positions
-from engine_world import ConnectionLost, Inputs, PartlyCreated, Refused, Resource, Rules, World
+from engine_world import LAPTOP, ConnectionLost, Inputs, PartlyCreated, Refused, Resource, Rules, World
+from simulated_access import check_address
 
 SUBNET, VPC = "aws:ec2/subnet:Subnet", "aws:ec2/vpc:Vpc"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
@@ -81,6 +82,37 @@ def test_a_deleted_cluster_is_unreachable(world: World) -> None:
     world.kubeconfig = "server: https://of.a.cloud"
     with pytest.raises(Refused, match="unreachable"):
         world.create(NAMESPACE, "training", {"metadata": {"name": "training"}})
+
+
+PRIVATE_CLUSTERS = {
+    "aws:eks/cluster:Cluster": (
+        {},
+        {"vpcConfig": {"endpointPublicAccess": True, "publicAccessCidrs": ["203.0.113.7/32"]}},
+    ),
+    "azure-native:containerservice:ManagedCluster": (
+        {"apiServerAccessProfile": {"enablePrivateCluster": True}},
+        {"apiServerAccessProfile": {"authorizedIPRanges": ["203.0.113.0/24"]}},
+    ),
+    "gcp:container/cluster:Cluster": (
+        {"privateClusterConfig": {"enablePrivateEndpoint": True}},
+        {"masterAuthorizedNetworksConfig": {"cidrBlocks": [{"cidrBlock": "203.0.113.7/32"}]}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PRIVATE_CLUSTERS)
+def test_an_api_server_lets_in_its_network_and_the_authorized_ranges(world: World, kind: str) -> None:
+    private, authorized = PRIVATE_CLUSTERS[kind]
+    cluster = world.add(kind, "cluster", private)
+    with pytest.raises(Refused, match=r"i/o timeout|no such host"):
+        check_address(world)
+    world.machine = "10.0.1.5"
+    check_address(world)
+    world.machine, cluster.inputs = LAPTOP, authorized
+    check_address(world)
+    world.machine = "198.51.100.1"
+    with pytest.raises(Refused, match=r"i/o timeout|no such host"):
+        check_address(world)
 
 
 def test_a_job_template_is_immutable_and_its_claim_is_protected(world: World) -> None:

@@ -35,7 +35,8 @@ def _config(cloud: str) -> Mapping[str, str]:
     """Return the repository's stack of a cloud, or only the required keys for a cloud from another repository."""
     if (ROOT / f"Pulumi.{cloud}.yaml").exists():
         return stack_config(cloud)
-    return {f"{PROJECT}:cloud": cloud, f"{PROJECT}:tags": '{"owner": "me", "cost_centre": "tests"}'}
+    own = {"cloud": cloud, "tags": '{"owner": "me", "cost_centre": "tests"}', "network": '{"api_access": "inside"}'}
+    return {f"{PROJECT}:{key}": value for key, value in own.items()}
 
 
 @cache

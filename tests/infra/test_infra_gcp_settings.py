@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pulumi
 import pytest
 from gcp_stack import A3, Stack, find_problems, parse_settings
-from provider_mocks.recording import run_stack
 
 from infra.cost import HourlyCost
 
@@ -142,19 +140,6 @@ def test_a_stack_name_that_google_cloud_rejects_has_the_command_to_rename_it(nam
 
 def test_a_label_that_google_cloud_rejects_is_reported() -> None:
     assert set(find_problems({"tags.extra": {"Team": "ads"}})) == {'tags.extra["Team"]'}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "warned"),
-    [({}, True), ({"network.dns_endpoint": True}, False), ({"network.authorized_cidrs": ["198.51.100.0/24"]}, False)],
-)
-def test_a_private_cluster_logs_how_to_open_it(
-    monkeypatch: pytest.MonkeyPatch, overrides: Mapping[str, object], warned: bool
-) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", warnings.append)
-    assert run_stack("gcp", overrides).error is None
-    assert any("pulumi config set --path network.dns_endpoint true" in line for line in warnings) is warned
 
 
 def test_the_costs_include_everything_billed_by_the_hour() -> None:

@@ -15,7 +15,6 @@ from infra.clouds.aws.registry import ImageRegistry
 from infra.clouds.aws.settings import Settings
 from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
-from infra.config.problems import fix_by_setting
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
 
 #: The share of a node's memory that a pod may use; system pods, huge pages and kubelet need the rest.
@@ -24,7 +23,6 @@ _MEMORY_SHARE = 0.8
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
     """Register a VPC, an EKS cluster in it, its storage, registry and monitoring."""
-    _warn_about_private_api(settings)
     network = Network(f"{name}-network", settings, opts)
     cluster = EksCluster(f"{name}-cluster", settings, network, opts)
     on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
@@ -108,14 +106,3 @@ def autoscaler(cluster: str, region: str) -> ChartRequest:
 def _registry_login(region: str, registry: ImageRegistry) -> pulumi.Output[str]:
     token = f"aws ecr get-login-password --region {region}"
     return pulumi.Output.concat(token, " | docker login --username AWS --password-stdin ", registry.server)
-
-
-def _warn_about_private_api(settings: Settings) -> None:
-    """Warn that the API is private, which is the default, before the user waits for the cluster."""
-    if settings.network.authorized_cidrs:
-        return
-    command = fix_by_setting("network.authorized_cidrs[0]", "<your address>/32")
-    pulumi.log.warn(
-        "network.authorized_cidrs is empty: only machines inside the VPC can reach the Kubernetes API, and `pulumi up` "
-        f"must run on one of them. To allow access from outside: {command}"
-    )

@@ -83,6 +83,7 @@ class Network(NetworkSettings):
     `services_cidr` is the range of Kubernetes services: used only inside the cluster, it must not overlap the VPC.
     """
 
+    api_access: Literal["authorized_ranges", "inside"] = "authorized_ranges"
     zones: tuple[str, ...] = ()
     services_cidr: Cidr = "172.20.0.0/16"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Network
+from typing import Literal
 
 from pydantic import Field
 
@@ -23,11 +24,13 @@ class Network(NetworkSettings):
 
     Subnets default to parts of `cidr`: half for nodes, an eighth each for NetApp and private endpoints. Without
     `authorized_cidrs` the API server, the registry and the storage account have only private addresses, and `pulumi up`
-    must run inside the VNet; AKS cannot make a private cluster public later. `proximity_placement` puts the GPU nodes
-    into one data centre. By default it does so for sizes without InfiniBand, whose nodes use TCP: an InfiniBand network
-    is in one data centre anyway, and a reservation does not support the placement group.
+    must run inside the VNet (`api_access` inside); AKS cannot make a private cluster public later.
+    `proximity_placement` puts the GPU nodes into one data centre. By default it does so for sizes without InfiniBand,
+    whose nodes use TCP: an InfiniBand network is in one data centre anyway, and a reservation does not support the
+    placement group.
     """
 
+    api_access: Literal["authorized_ranges", "inside"] = "authorized_ranges"
     nodes_cidr: Cidr | None = Field(None, examples=["10.0.0.0/17"])
     netapp_cidr: Cidr | None = Field(None, examples=["10.0.128.0/19"])
     endpoints_cidr: Cidr | None = Field(None, examples=["10.0.160.0/19"])

@@ -17,7 +17,6 @@ from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
-from infra.config.problems import fix_by_setting
 from infra.contract import GPU_LABEL, Cluster, GpuPool
 
 #: The Google Cloud services of the stack's resources; a new project has none of them enabled.
@@ -38,7 +37,6 @@ _APIS = (
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
     """Create a VPC with a GKE cluster, its storage, registry and monitoring."""
-    _warn_of_private_api(settings)
     apis = Apis(f"{name}-apis", settings.gcp_project, opts)
     enabled = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[apis]))
     network = Network(f"{name}-network", settings, enabled)
@@ -109,16 +107,4 @@ def gpu_pool(settings: Settings) -> GpuPool:
         shared_memory_gib=max(1, int(instance.memory_gib // 8)),
         exports_metrics=True,
         interruptible=settings.interruptible,
-    )
-
-
-def _warn_of_private_api(settings: Settings) -> None:
-    """Log a warning if the API is private, before a user outside the VPC waits for it."""
-    if not settings.is_private:
-        return
-    by_address = fix_by_setting("network.authorized_cidrs[0]", "<your address>/32")
-    by_name = fix_by_setting("network.dns_endpoint", "true")
-    pulumi.log.warn(
-        "network.authorized_cidrs is empty: only machines inside the VPC reach the Kubernetes API, so `pulumi up` "
-        f"must run on one of them. Fix: {by_address}; or for all principals that IAM allows: {by_name}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -87,6 +88,7 @@ class Network(NetworkSettings):
     GPUDirect-TCPX. With `dns_endpoint`, principals that IAM allows reach the API by name from anywhere.
     """
 
+    api_access: Literal["authorized_ranges", "inside"] = "authorized_ranges"
     pods_cidr: Cidr = "10.64.0.0/14"
     services_cidr: Cidr = "10.80.0.0/20"
     control_plane_cidr: Cidr = "172.16.0.0/28"
@@ -212,9 +214,18 @@ class Settings(ManagedStackSettings):
         return self.region if self.cluster.location == "regional" else self.zone
 
     @property
-    def is_private(self) -> bool:
-        """Return whether only machines inside the VPC reach the Kubernetes API."""
-        return not self.network.authorized_cidrs and not self.network.dns_endpoint
+    def has_api_access(self) -> bool:
+        """Return whether the settings name a way from this machine to the Kubernetes API."""
+        return self.network.dns_endpoint or super().has_api_access
+
+    def access_problems(self) -> Iterable[Problem]:
+        """Suggest the DNS endpoint, which Google recommends: IAM guards it, whatever address this machine has.
+
+        https://cloud.google.com/kubernetes-engine/docs/concepts/network-isolation
+        """
+        fix = f"pulumi config set --stack {self.stack} --path network.dns_endpoint true"
+        problems = super().access_problems()
+        return [replace(one, fix=fix, allowed=f"network.dns_endpoint true | {one.allowed}") for one in problems]
 
     def problems(self) -> Iterable[Problem]:
         """Yield problems across sections."""

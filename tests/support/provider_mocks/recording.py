@@ -230,14 +230,29 @@ async def _resolve(exported: Mapping[str, Any], recording: Recording) -> None:
 def stack_config(stack: str, overrides: Mapping[str, object] | None = None) -> dict[str, str]:
     """Return the configuration of `Pulumi.<stack>.yaml` as the engine passes it to the program.
 
-    Overrides are paths (`gpu.nodes.max`) or full keys (`aws:region`); None removes the key.
+    Overrides are paths (`gpu.nodes.max`) or full keys (`aws:region`); None removes the key. The program runs inside the
+    network, which leaves the API private, unless an override names another way to it.
     """
-    changes = overrides or {}
+    changes = _with_api_access(stack, overrides or {})
     values = dict(stack_files.read(stack, {path: value for path, value in changes.items() if value is not None}).values)
     for path, value in changes.items():
         if value is None:
             _remove(values, path)
     return values
+
+
+#: The keys that decide who reaches the Kubernetes API.
+_ACCESS_KEYS = {"network.api_access", "network.authorized_cidrs", "network.dns_endpoint"}
+
+
+def _with_api_access(stack: str, overrides: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the overrides with `network.api_access`, which a cluster of a managed cloud requires."""
+    cloud = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())["config"][f"{PROJECT}:cloud"]
+    settings = clouds.load(cloud).settings
+    on_service = overrides.get("job.launcher") in settings.services
+    if "network" not in settings.model_fields or on_service or _ACCESS_KEYS & overrides.keys():
+        return overrides
+    return {**overrides, "network.api_access": "inside"}
 
 
 def _remove(values: dict[str, str], path: str) -> None:

@@ -83,8 +83,8 @@ OVERLAP = Cause(
 PRIVATE = Cause(
     "azure-private",
     "`up` waits at the first Kubernetes object and fails with `no such host`",
-    "without network.authorized_cidrs the API server has only a private address",
-    "pulumi config set --path 'network.authorized_cidrs[0]' <your address>/32 before the first up, or run in the VNet",
+    "network.api_access is inside, so the API server has only a private address, and this machine is not in the VNet",
+    "run in the VNet; or destroy, pulumi config rm --path network.api_access, and up, which asks for your address",
 )
 CAUSES = (
     CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY, RESERVATION,
