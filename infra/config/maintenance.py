@@ -20,6 +20,10 @@ def _drop_midnight(value: object) -> object:
 Date = Annotated[date, BeforeValidator(_drop_midnight), Field(examples=["2026-12-01"])]
 
 
+#: The days of a week in the order of `date.weekday()`.
+Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
 class Exclusion(Section):
     """A period without upgrades, from 00:00 UTC of its first day to the end of its last day."""
 
@@ -42,7 +46,7 @@ class Maintenance(Section):
     https://cloud.google.com/kubernetes-engine/docs/concepts/maintenance-windows-and-exclusions
     """
 
-    day: Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"] = "saturday"
+    day: Day = "saturday"
     start: str = Field("02:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", examples=["02:00"])
     hours: int = Field(12, ge=4, le=24)
     exclusions: tuple[Exclusion, ...] = ()

@@ -19,10 +19,56 @@ def test_nothing_is_protected_against_destroy(stack: Stack) -> None:
     assert not [item.name for item in recording.registrations if item.protected]
 
 
-def test_the_cluster_follows_the_regular_channel(stack: Stack) -> None:
-    inputs = stack("gcp").one(CLUSTER).inputs
+def test_the_cluster_follows_the_regular_channel_from_its_lowest_version_on(stack: Stack) -> None:
+    inputs = stack("gcp", {"cluster.kubernetes_version": "1.36"}).one(CLUSTER).inputs
     assert inputs["releaseChannel"] == {"channel": "REGULAR"}
-    assert "minMasterVersion" not in inputs, "a pinned version would become outdated"
+    assert inputs["minMasterVersion"] == "1.36"
+
+
+def test_only_gke_sets_the_version_of_nodes(stack: Stack) -> None:
+    # resource_container_node_pool.go: `version` and auto_upgrade "will fight each other", and a version without a
+    # patch is a difference at each `up`.
+    for pool in stack("gcp").of_type(POOL):
+        assert "version" not in pool.inputs
+        assert pool.inputs["management"]["autoUpgrade"] is True, "GKE refuses false in a release channel"
+
+
+def test_gke_upgrades_in_the_weekly_window_and_not_during_an_exclusion(stack: Stack) -> None:
+    exclusion = {"name": "long-run", "start": "2026-12-01", "end": "2026-12-20"}
+    policy = stack("gcp", {"maintenance.exclusions": [exclusion]}).one(CLUSTER).inputs["maintenancePolicy"]
+    assert policy == {
+        "recurringWindow": {
+            "startTime": "2024-01-06T02:00:00Z",
+            "endTime": "2024-01-06T14:00:00Z",
+            "recurrence": "FREQ=WEEKLY;BYDAY=SA",
+        },
+        "maintenanceExclusions": [
+            {
+                "exclusionName": "long-run",
+                "startTime": "2026-12-01T00:00:00Z",
+                "endTime": "2026-12-21T00:00:00Z",
+                "exclusionOptions": {"scope": "NO_MINOR_OR_NODE_UPGRADES"},
+            }
+        ],
+    }
+
+
+def test_a_window_may_end_on_the_next_day(stack: Stack) -> None:
+    overrides = {"maintenance.day": "sunday", "maintenance.start": "22:30", "maintenance.hours": 24}
+    window = stack("gcp", overrides).one(CLUSTER).inputs["maintenancePolicy"]["recurringWindow"]
+    assert (window["startTime"], window["endTime"]) == ("2024-01-07T22:30:00Z", "2024-01-08T22:30:00Z")
+    assert window["recurrence"] == "FREQ=WEEKLY;BYDAY=SU"
+
+
+def test_upgrades_of_nodes_can_wait_for_the_end_of_support(stack: Stack) -> None:
+    # cluster-toolkit's blueprint of A3 High has the same exclusion; it has either an end or a behaviour at its end.
+    policy = stack("gcp", {"maintenance.automatic": False}).one(CLUSTER).inputs["maintenancePolicy"]
+    (exclusion,) = policy["maintenanceExclusions"]
+    assert "endTime" not in exclusion
+    assert exclusion["exclusionOptions"] == {
+        "scope": "NO_MINOR_OR_NODE_UPGRADES",
+        "endTimeBehavior": "UNTIL_END_OF_SUPPORT",
+    }
 
 
 def test_nodes_have_no_public_address(stack: Stack) -> None:

@@ -163,12 +163,16 @@ def test_flex_start_nodes_expire_after_the_configured_time(stack: Stack) -> None
     assert gpu_pool_inputs(recording)["nodeConfig"]["maxRunDuration"] == "18000s"
 
 
-def test_the_pool_starts_with_the_configured_nodes_and_scales_within_its_limits(stack: Stack) -> None:
+@pytest.mark.parametrize(("capacity", "num_nodes"), [("on_demand", 1), ("spot", 1), ("reservation", 3)])
+def test_the_pool_starts_with_its_minimum_unless_reserved_and_scales_within_its_limits(
+    stack: Stack, capacity: str, num_nodes: int
+) -> None:
     bounds = {"gpu.nodes.min": 1, "gpu.nodes.desired": 3, "gpu.nodes.max": 5}
-    recording = stack("gcp", bounds | {"trainer.train.batch_size": 24 * 128})
+    recording = stack("gcp", bounds | CAPACITIES[capacity] | {"trainer.train.batch_size": 24 * 128})
     pool = gpu_pool_inputs(recording)
-    assert pool["initialNodeCount"] == 3
+    assert pool["initialNodeCount"] == num_nodes, "idle nodes cost, then the autoscaler removes them"
     assert pool["autoscaling"] == {"totalMinNodeCount": 1, "totalMaxNodeCount": 5, "locationPolicy": "ANY"}
+    assert "nodeCount" not in pool, "the provider would resize the pool to it after each change by the autoscaler"
 
 
 def test_an_upgrade_of_gpu_nodes_needs_no_spare_gpu(stack: Stack) -> None:

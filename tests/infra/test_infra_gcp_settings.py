@@ -133,6 +133,46 @@ def test_every_a3_node_needs_an_address_in_each_additional_network(nodes: int, f
         assert "network.fabric_cidr" in find_problems(overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key", "message", "fix"),
+    [
+        (
+            {"maintenance.hours": 11},
+            "maintenance.hours",
+            "GKE requires 48 hours of maintenance in any 32 days",
+            "pulumi config set --path maintenance.hours 12",
+        ),
+        (
+            {"maintenance.exclusions": [{"name": "run", "start": "2027-04-01", "end": "2027-04-12"}]},
+            "maintenance.exclusions[0].end",
+            "after the end of support of Kubernetes 1.35",
+            "pulumi config set --path 'maintenance.exclusions[0].end' 2027-04-11",
+        ),
+        (
+            {
+                "maintenance.exclusions": [
+                    {"name": f"run-{n}", "start": "2027-01-01", "end": "2027-01-01"} for n in range(21)
+                ]
+            },
+            "maintenance.exclusions",
+            "more exclusions than GKE accepts",
+            "pulumi config rm --path 'maintenance.exclusions[20]'",
+        ),
+        (
+            {"cluster.kubernetes_version": "1.21"},
+            "cluster.kubernetes_version",
+            "input should be '1.35' or '1.36'",
+            "pulumi config set --path cluster.kubernetes_version 1.35",
+        ),
+    ],
+)
+def test_an_upgrade_that_gke_refuses_has_its_fix(
+    overrides: Mapping[str, object], key: str, message: str, fix: str
+) -> None:
+    problem = find_problems(overrides)[key]
+    assert (problem.message, problem.fix) == (message, fix)
+
+
 @pytest.mark.parametrize("name", ["Prod", "1st", "team.prod", "a" * 31, "prod-"])
 def test_a_stack_name_that_google_cloud_rejects_has_the_command_to_rename_it(name: str) -> None:
     assert find_problems({}, name)["stack"].fix == "pulumi stack rename <name>"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from typing import get_args
 
 import pulumi
 import pulumi_gcp as gcp
@@ -14,11 +16,18 @@ from infra.clouds.gcp import monitoring
 from infra.clouds.gcp.network import PODS, SERVICES, Network
 from infra.clouds.gcp.nodes import SCOPES, NodePools
 from infra.clouds.gcp.settings import MAX_PODS_PER_NODE, Settings
+from infra.clouds.gcp.versions import CHANNEL, Maintenance
+from infra.config.maintenance import Day
 
 #: The only project-wide role of a node: writing logs and metrics. Images and buckets are granted one by one.
 _NODE_ROLE = "roles/container.defaultNodeServiceAccount"
 _KEY_ROLE = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
 _KEY_ROTATION = f"{90 * 24 * 3600}s"
+
+#: A Monday. The date of a recurring window only anchors its time, and must be the same in each `up`.
+_ANCHOR = date(2024, 1, 1)
+#: The control plane's patches stay allowed: they interrupt no training.
+_NO_NODE_UPGRADES = "NO_MINOR_OR_NODE_UPGRADES"
 
 
 class Cluster(pulumi.ComponentResource):
@@ -116,7 +125,9 @@ class Cluster(pulumi.ComponentResource):
             node_locations=[settings.zone] if settings.cluster.location == "regional" else None,
             # With protection the provider refuses `pulumi destroy`.
             deletion_protection=False,
-            release_channel=gcp.container.ClusterReleaseChannelArgs(channel="REGULAR"),
+            release_channel=gcp.container.ClusterReleaseChannelArgs(channel=CHANNEL),
+            min_master_version=settings.cluster.kubernetes_version,
+            maintenance_policy=maintenance_policy(settings.maintenance),
             remove_default_node_pool=True,
             initial_node_count=1,
             node_config=self._default_pool_config(),
@@ -246,3 +257,45 @@ def _addons_config() -> gcp.container.ClusterAddonsConfigArgs:
         ),
         http_load_balancing=gcp.container.ClusterAddonsConfigHttpLoadBalancingArgs(disabled=True),
     )
+
+
+def maintenance_policy(maintenance: Maintenance) -> gcp.container.ClusterMaintenancePolicyArgs:
+    """Return the window and the exclusions as the GKE API returns them: another spelling is a difference at each `up`.
+
+    The last exclusion, without an end, lasts until the version's end of support.
+    """
+    day = _ANCHOR + timedelta(days=get_args(Day).index(maintenance.day))
+    start = datetime.fromisoformat(f"{day}T{maintenance.start}")
+    exclusions = [
+        _exclusion(one.name, one.start, end_time=_midnight(one.end + timedelta(days=1)))
+        for one in maintenance.exclusions
+    ]
+    if not maintenance.automatic:
+        exclusions.append(_exclusion("until-end-of-support", _ANCHOR, end_time=None))
+    return gcp.container.ClusterMaintenancePolicyArgs(
+        recurring_window=gcp.container.ClusterMaintenancePolicyRecurringWindowArgs(
+            start_time=f"{start.isoformat()}Z",
+            end_time=f"{(start + timedelta(hours=maintenance.hours)).isoformat()}Z",
+            recurrence=f"FREQ=WEEKLY;BYDAY={maintenance.day[:2].upper()}",
+        ),
+        maintenance_exclusions=exclusions,
+    )
+
+
+def _exclusion(
+    name: str, start: date, end_time: str | None
+) -> gcp.container.ClusterMaintenancePolicyMaintenanceExclusionArgs:
+    """Return a period in which GKE upgrades neither the minor version nor the nodes."""
+    return gcp.container.ClusterMaintenancePolicyMaintenanceExclusionArgs(
+        exclusion_name=name,
+        start_time=_midnight(start),
+        end_time=end_time,
+        exclusion_options=gcp.container.ClusterMaintenancePolicyMaintenanceExclusionExclusionOptionsArgs(
+            scope=_NO_NODE_UPGRADES, end_time_behavior=None if end_time else "UNTIL_END_OF_SUPPORT"
+        ),
+    )
+
+
+def _midnight(day: date) -> str:
+    """Return the start of a day in UTC."""
+    return f"{day}T00:00:00Z"

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infra import catalog
+from infra.clouds.gcp.versions import KubernetesVersion, Maintenance
 from infra.config import checks
 from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import (
@@ -103,8 +104,12 @@ class Network(NetworkSettings):
 
 
 class KubernetesCluster(Section):
-    """The control plane: `regional` has three replicas; `zonal` has one, down during upgrades, for the same price."""
+    """The control plane: `regional` has three replicas; `zonal` has one, down during upgrades, for the same price.
 
+    `kubernetes_version` is the lowest one; GKE upgrades further during the maintenance window.
+    """
+
+    kubernetes_version: KubernetesVersion = "1.35"
     location: Literal["regional", "zonal"] = "regional"
 
 
@@ -159,7 +164,7 @@ class Settings(ManagedStackSettings):
     services: ClassVar[tuple[str, ...]] = ("vertex",)
     of_clusters: ClassVar[tuple[str, ...]] = (
         *ManagedStackSettings.of_clusters,
-        *("network", "cluster", "system", "gpu.nodes.min"),
+        *("network", "cluster", "system", "maintenance", "gpu.nodes.min"),
     )
     for_services: ClassVar[tuple[str, ...]] = ("vertex",)
 
@@ -171,6 +176,7 @@ class Settings(ManagedStackSettings):
     cluster: KubernetesCluster = KubernetesCluster()
     system: System = System()
     storage: Storage = Storage()
+    maintenance: Maintenance = Maintenance()
     vertex: Vertex = Vertex()
 
     @property
@@ -205,8 +211,13 @@ class Settings(ManagedStackSettings):
 
     @property
     def num_initial_nodes(self) -> int:
-        """Return the initial number of GPU nodes; flex-start starts with none and adds them for pending pods."""
-        return 0 if self.gpu.capacity == "flex_start" else self.gpu.nodes.desired
+        """Return the initial number of GPU nodes: the minimum, and pending pods add the others.
+
+        GKE removes idle nodes after ten minutes, which is before image, operators and storage are ready. Only reserved
+        nodes are billed in any case, and can be started again.
+        """
+        reserved = self.gpu.capacity in self.gpu.reserved
+        return self.gpu.nodes.desired if reserved else self.gpu.nodes.min
 
     @property
     def cluster_location(self) -> str:
@@ -238,6 +249,7 @@ class Settings(ManagedStackSettings):
         yield from self._address_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, _prices()["system_nodes"])
         yield from self.storage.problems()
+        yield from self.maintenance.problems_for(self.cluster.kubernetes_version)
 
     def _service_problems(self) -> Iterable[Problem]:
         """Check for keys that have no effect on Vertex AI."""
