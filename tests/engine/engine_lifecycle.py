@@ -10,6 +10,7 @@ from pathlib import Path
 
 import engine_clouds
 import engine_sdk
+import simulated_gke
 from engine_provider import Server
 from engine_runs import ROOT, Project, Run
 from engine_world import LAPTOP, World
@@ -80,7 +81,7 @@ def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
         project.set("storage.size_gib", REFUSED_GIB[stack])
         _run(lifecycle, project, "refused", "up", "automation")
         project.set("storage.size_gib", LARGER_GIB[stack])
-    if stack in ("aws", "azure"):
+    if stack in POOLS:
         _autoscale(lifecycle.world, stack)
         _run(lifecycle, project, "refresh-scaled", "refresh", "live_stack" if stack == "azure" else "automation")
         _run(lifecycle, project, "scaled", "up", "automation")
@@ -165,7 +166,11 @@ def _autoscale(world: World, stack: str) -> None:
     """Scale the GPU pool to its maximum, as the autoscaler does when pods are pending."""
     token, name = POOLS[stack]
     pool = next(resource for resource in world.of_type(token) if resource.name == name)
-    if stack == "aws":
+    if stack == "gcp":
+        simulated_gke.autoscale(pool, 4)
+        # The first Saturday, whose maintenance window is open by default.
+        world.clock.advance(6 * 24 * 60)
+    elif stack == "aws":
         pool.inputs = {**pool.inputs, "scalingConfig": {**pool.inputs["scalingConfig"], "desiredSize": 4}}
     else:
         pool.inputs = {**pool.inputs, "count": 4}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import simulated_gke
 from engine_values import at
 from engine_world import Inputs, Refused, Resource, Rules, World
+from simulated_gke import CLUSTER as _CLUSTER
+from simulated_gke import NODES as _NODES
 
 _NETWORK, _SUBNET = "gcp:compute/network:Network", "gcp:compute/subnetwork:Subnetwork"
-_CLUSTER, _NODES = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
 _FILESTORE, _OBJECT = "gcp:filestore/instance:Instance", "gcp:storage/bucketObject:BucketObject"
 _USED = "resourceInUseByAnotherResource"
 #: Filestore's zonal tier: (minimum, maximum, step) of two size bands; no resize from one band to the other.
@@ -50,6 +52,15 @@ def _nodes_created(world: World, inputs: Inputs) -> None:
     """Refuse nodes without a NAT gateway: private nodes pull the images of their agents through it."""
     if not world.of_type("gcp:compute/routerNat:RouterNat"):
         raise Refused("All cluster resources were brought up, but: only 0 nodes out of 1 have registered; no Cloud NAT")
+
+
+def _workload_identity(world: World, inputs: Inputs) -> None:
+    """Refuse a Kubernetes identity before the first cluster of a project has created their pool.
+
+    terraform-google-modules/terraform-google-kubernetes-engine, modules/workload-identity/README.md
+    """
+    if ".svc.id.goog[" in str(inputs.get("member")) and not world.ready(_CLUSTER):
+        raise Refused("Error 400: Identity Pool does not exist (my-project.svc.id.goog)")
 
 
 def _nat_deleted(world: World, resource: Resource) -> None:
@@ -128,7 +139,10 @@ RULES: Mapping[str, Rules] = {
                 "privateClusterConfig.masterIpv4CidrBlock",
                 "subnetwork",
             ),
+            problems=simulated_gke.cluster_problems,
             on_delete=_cluster_deleted,
+            on_created=simulated_gke.cluster_created,
+            on_updated=simulated_gke.cluster_updated,
         ),
     ),
     _NODES: _with_api(
@@ -146,7 +160,10 @@ RULES: Mapping[str, Rules] = {
                 "nodeConfig.spot",
                 "placementPolicy",
             ),
+            problems=simulated_gke.nodes_problems,
             on_create=_nodes_created,
+            on_created=simulated_gke.nodes_created,
+            on_updated=simulated_gke.nodes_updated,
         ),
     ),
     _FILESTORE: _with_api(
@@ -159,7 +176,9 @@ RULES: Mapping[str, Rules] = {
     ),
     "gcp:storage/bucket:Bucket": _with_api("storage", Rules(("location", "name"), on_delete=_bucket_deleted)),
     "gcp:serviceaccount/account:Account": _with_api("iam", Rules(("accountId",))),
-    "gcp:serviceaccount/iAMMember:IAMMember": Rules(("member", "role", "serviceAccountId")),
+    "gcp:serviceaccount/iAMMember:IAMMember": Rules(
+        ("member", "role", "serviceAccountId"), on_create=_workload_identity
+    ),
     "gcp:kms/keyRing:KeyRing": _with_api("cloudkms", Rules(("location", "name"))),
     "gcp:kms/cryptoKey:CryptoKey": _with_api("cloudkms", Rules(("keyRing", "name"))),
     "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": Rules(("cryptoKeyId", "member", "role"), {}),

@@ -7,6 +7,7 @@ from collections import Counter
 
 import engine_lifecycle
 import pytest
+import simulated_gke
 from engine_clouds import CREDENTIALS
 from engine_lifecycle import POOLS, Lifecycle
 from engine_runs import Run
@@ -133,12 +134,26 @@ def test_a_refresh_finds_no_difference(lifecycle: Lifecycle) -> None:
     assert lifecycle.runs["refresh"].changes == []
 
 
-@pytest.mark.parametrize("stack", ["aws", "azure"], indirect=True)
+@pytest.mark.parametrize("stack", list(POOLS), indirect=True)
 def test_up_keeps_nodes_that_the_autoscaler_added(lifecycle: Lifecycle, stack: str) -> None:
     _assert_ok(lifecycle.runs["refresh-scaled"])
     scaled = lifecycle.runs["scaled"]
     _assert_ok(scaled)
     assert POOLS[stack][1] not in _names(scaled, "update", "replace"), "`up` would remove nodes from a running job"
+
+
+@pytest.mark.parametrize("stack", ["gcp"], indirect=True)
+def test_no_gpu_node_waits_idle_for_the_job(lifecycle: Lifecycle) -> None:
+    assert not simulated_gke.moments(lifecycle.world, "remove-idle"), "paid nodes did nothing, and were taken away"
+
+
+@pytest.mark.parametrize("stack", ["gcp"], indirect=True)
+def test_gke_upgrades_nodes_only_in_the_maintenance_window_and_up_accepts_their_version(lifecycle: Lifecycle) -> None:
+    upgrades = simulated_gke.moments(lifecycle.world, "interrupt")
+    assert upgrades, "the window never opened"
+    assert {f"{moment:%A %H}" for moment in upgrades} == {"Saturday 02"}
+    # An upgrade changes the pool's version; the program must neither downgrade nor replace the pool.
+    assert not [step for step in lifecycle.runs["scaled"].changes if "container" in step.type]
 
 
 def test_destroy_leaves_only_what_the_settings_keep(lifecycle: Lifecycle, stack: str) -> None:

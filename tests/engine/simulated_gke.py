@@ -1,0 +1,212 @@
+"""Simulated GKE: versions, maintenance windows, upgrades that it makes by itself, and its autoscaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from engine_values import at
+from engine_world import Inputs, Refused, Resource, World
+
+CLUSTER, NODES = "gcp:container/cluster:Cluster", "gcp:container/nodePool:NodePool"
+#: Minute 0 of every world, a Monday.
+START = datetime(2026, 11, 23)
+#: The newest patch of each version in the Regular channel. An alias such as 1.35 is the newest patch:
+#: https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/projects.locations.clusters, initialClusterVersion
+_CHANNEL = {"1.35": "1.35.8-gke.1036000", "1.36": "1.36.2-gke.1000000"}
+_END_OF_SUPPORT = {"1.35": date(2027, 4, 11)}
+_DEFAULT = "1.35"
+_DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+#: Idle nodes are removed after ten minutes:
+#: https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-autoscaler
+_IDLE_MINUTES = 10
+#: Every week has a patch: https://cloud.google.com/kubernetes-engine/docs/release-notes-regular
+_PATCH_MINUTES = 24 * 60
+
+
+def cluster_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Refuse versions that the channel lacks, and policies that leave too little maintenance."""
+    version = str(inputs.get("minMasterVersion") or _DEFAULT)
+    if version not in _CHANNEL:
+        yield "minMasterVersion", f'Master version "{version}" is unsupported'
+    window = at(inputs, "maintenancePolicy.recurringWindow")
+    if window and _weekly_hours(window) < 12:
+        # https://cloud.google.com/kubernetes-engine/docs/how-to/maintenance-windows-and-exclusions: 48 hours in 32
+        # days, in windows of at least four; a weekly window lies four times in 32 days.
+        reason = "maintenance policy would go longer than 32d without 48h maintenance availability of >=4h contiguous"
+        yield "maintenancePolicy.recurringWindow", reason
+    for exclusion in at(inputs, "maintenancePolicy.maintenanceExclusions") or []:
+        for reason in _exclusion_problems(exclusion, version, bool(at(inputs, "releaseChannel.channel"))):
+            yield "maintenancePolicy.maintenanceExclusions", f"{exclusion['exclusionName']}: {reason}"
+
+
+def _weekly_hours(window: Inputs) -> float:
+    length = (_time(window["endTime"]) - _time(window["startTime"])).total_seconds() / 3600
+    return length * len(_weekdays(window)) if length >= 4 else 0
+
+
+def _exclusion_problems(exclusion: Inputs, version: str, in_channel: bool) -> Iterator[str]:
+    """Check one exclusion as the API and the provider do.
+
+    https://registry.terraform.io/providers/hashicorp/google/latest/docs/resources/container_cluster
+    """
+    options, end = exclusion.get("exclusionOptions") or {}, exclusion.get("endTime")
+    if bool(end) == bool(options.get("endTimeBehavior")):
+        yield "one of endTime and endTimeBehavior"
+    if options.get("scope", "NO_UPGRADES") != "NO_UPGRADES" and not in_channel:
+        yield "scopes need a release channel"
+    if not all(moment.endswith("Z") for moment in (exclusion["startTime"], end) if moment):
+        yield "GKE returns UTC: another zone is a difference at each refresh"
+    elif end and _time(end) <= _time(exclusion["startTime"]):
+        yield "ends before it starts"
+    # hashicorp/terraform-provider-google#20556: the end is checked against the cluster's version.
+    last = _END_OF_SUPPORT.get(version)
+    if end and last and _time(end).date() > last + timedelta(days=1):
+        yield f"ends after the end of support of {version}, {last}"
+
+
+def nodes_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Refuse counts and limits that contradict each other, as `resource_container_node_pool.go` and GKE do."""
+    scaling, initial = inputs.get("autoscaling") or {}, inputs.get("initialNodeCount")
+    if initial and inputs.get("nodeCount"):
+        yield "nodeCount", "Cannot set both initial_node_count and node_count"
+    low, high = scaling.get("totalMinNodeCount"), scaling.get("totalMaxNodeCount")
+    if scaling.get("maxNodeCount") and high:
+        yield "autoscaling", "limits per zone and in total exclude each other"
+    if isinstance(high, int) and isinstance(initial, int) and not (low or 0) <= initial <= high:
+        # cluster-toolkit, modules/compute/gke-node-pool/main.tf, has it as a precondition.
+        yield "initialNodeCount", f"must be between {low} and {high}"
+
+
+def cluster_created(world: World, cluster: Resource) -> None:
+    """Give the cluster its version; a day later there is a patch, which GKE installs by itself."""
+    cluster.computed["masterVersion"] = _CHANNEL[str(cluster.inputs.get("minMasterVersion") or _DEFAULT)]
+    world.later(_PATCH_MINUTES, lambda: _roll_out(world, cluster))
+
+
+def cluster_updated(world: World, cluster: Resource, old: Inputs) -> None:
+    """Upgrade the control plane if the lowest version is higher than its own; nodes follow when GKE may upgrade them.
+
+    `resource_container_cluster.go`: "Only upgrade the master if the current version is lower".
+    """
+    wanted, current = cluster.inputs.get("minMasterVersion"), cluster.computed["masterVersion"]
+    if wanted and _minor(wanted) > _minor(current):
+        if _minor(wanted) - _minor(current) > 1:
+            cluster.inputs = old
+            raise Refused(f"Error 400: Master cannot be upgraded to {wanted}: it can skip no minor version")
+        cluster.computed["masterVersion"] = _CHANNEL[wanted]
+        _roll_out(world, cluster)
+
+
+def nodes_created(world: World, pool: Resource) -> None:
+    """Give the pool its control plane's version, and remove its idle nodes after ten minutes."""
+    cluster = _cluster_of(world, pool)
+    if at(cluster.inputs, "releaseChannel.channel") and at(pool.inputs, "management.autoUpgrade") is False:
+        raise Refused("Error 400: Auto_upgrade must be true when release_channel REGULAR is set.")
+    pool.computed["version"] = cluster.computed["masterVersion"]
+    pool.computed["nodeCount"] = pool.inputs.get("nodeCount") or pool.inputs.get("initialNodeCount", 0)
+    world.later(_IDLE_MINUTES, lambda: _remove_idle(world, pool))
+
+
+def nodes_updated(world: World, pool: Resource, old: Inputs) -> None:
+    """Resize a pool whose program has a count, and refuse an older version."""
+    wanted, current = pool.inputs.get("version"), pool.computed.get("version", "")
+    if wanted and current and _minor(wanted) < _minor(current):
+        pool.inputs = old
+        raise Refused(f"Error 400: Node version {wanted} is older than {current}: GKE does not downgrade")
+    if pool.inputs.get("nodeCount") != old.get("nodeCount"):
+        pool.computed["nodeCount"] = pool.inputs["nodeCount"]
+
+
+def autoscale(pool: Resource, num_nodes: int) -> None:
+    """Resize the pool as the autoscaler does.
+
+    The provider's documentation warns that a resized pool may also have another `initial_node_count`, whose change
+    replaces the pool: https://registry.terraform.io/providers/hashicorp/google/latest/docs/resources/container_node_pool
+    """
+    pool.computed["nodeCount"] = num_nodes
+    pool.inputs = {**pool.inputs, "initialNodeCount": num_nodes}
+
+
+def moments(world: World, verb: str) -> list[datetime]:
+    """Return when GKE did something by itself: `interrupt` (an upgrade of nodes) or `remove-idle`."""
+    return [
+        START + timedelta(minutes=float(name)) for found, token, name in world.log if (found, token) == (verb, NODES)
+    ]
+
+
+def next_maintenance(policy: Inputs | None, now: datetime) -> datetime | None:
+    """Return the next time at which GKE may upgrade nodes, None if there is none before the end of support."""
+    policy = policy or {}
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    for moment in (now, *(hour + timedelta(hours=number) for number in range(1, 24 * 366))):
+        if _in_window(policy.get("recurringWindow"), moment) and not _is_excluded(policy, moment):
+            return moment
+    return None
+
+
+def _in_window(window: Inputs | None, moment: datetime) -> bool:
+    """Without a window GKE may upgrade at any time."""
+    if not window:
+        return True
+    start, end = _time(window["startTime"]), _time(window["endTime"])
+    for day in (moment.date(), moment.date() - timedelta(days=1)):
+        opens = datetime.combine(day, start.time())
+        if day.weekday() in _weekdays(window) and opens <= moment < opens + (end - start):
+            return True
+    return False
+
+
+def _is_excluded(policy: Inputs, moment: datetime) -> bool:
+    return any(
+        _time(one["startTime"]) <= moment and (not one.get("endTime") or moment < _time(one["endTime"]))
+        for one in policy.get("maintenanceExclusions") or []
+    )
+
+
+def _weekdays(window: Inputs) -> Sequence[int]:
+    rule = dict(part.split("=") for part in str(window["recurrence"]).split(";"))
+    return [_DAYS.index(day) for day in rule["BYDAY"].split(",")] if rule["FREQ"] == "WEEKLY" else range(7)
+
+
+def _roll_out(world: World, cluster: Resource) -> None:
+    """Upgrade the nodes of all pools as soon as the policy of that time allows."""
+    if world.find(CLUSTER, cluster.id) is not cluster:
+        return
+    now = START + timedelta(minutes=world.now)
+    moment = next_maintenance(cluster.inputs.get("maintenancePolicy"), now)
+    if moment is None:
+        return
+    if moment > now:
+        world.later((moment - now).total_seconds() / 60, lambda: _roll_out(world, cluster))
+        return
+    for pool in world.users(cluster, [NODES]):
+        major, _, build = str(cluster.computed["masterVersion"]).partition("-gke.")
+        pool.computed["version"] = f"{major}-gke.{int(build) + 1}"
+        world.log.append(("interrupt", NODES, str(world.now)))
+
+
+def _remove_idle(world: World, pool: Resource) -> None:
+    """Remove nodes above the minimum that no job uses; pools without autoscaling keep theirs."""
+    scaling: Any = pool.inputs.get("autoscaling")
+    jobs = [one for one in world.resources.values() if one.type.endswith((":Job", ":PyTorchJob", ":TrainJob"))]
+    low = (scaling or {}).get("totalMinNodeCount", 0)
+    if scaling and not jobs and pool.computed["nodeCount"] > low and world.find(NODES, pool.id) is pool:
+        pool.computed["nodeCount"] = low
+        world.log.append(("remove-idle", NODES, str(world.now)))
+
+
+def _cluster_of(world: World, pool: Resource) -> Resource:
+    found = [cluster for cluster in world.of_type(CLUSTER) if pool.refers_to(cluster)]
+    if not found:
+        raise Refused(f"Error 404: Not found: cluster {pool.inputs.get('cluster')}")
+    return found[0]
+
+
+def _minor(version: str) -> int:
+    return int(version.split(".")[1])
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text.removesuffix("Z"))
