@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from markdown_it import MarkdownIt
@@ -229,6 +229,8 @@ def has_key(model: type[BaseModel], key: str) -> bool:
         parts = parts[1:]
     current: Any = model
     for part in parts:
+        # The items of a list of sections have its type's first argument.
+        current = next((one for one in get_args(current) if hasattr(one, "model_fields")), current)
         fields = getattr(current, "model_fields", None)
         if not fields or part not in fields:
             return False

@@ -90,12 +90,12 @@ def cluster_updated(world: World, cluster: Resource, old: Inputs) -> None:
 
     `resource_container_cluster.go`: "Only upgrade the master if the current version is lower".
     """
-    wanted, current = cluster.inputs.get("minMasterVersion"), cluster.computed["masterVersion"]
-    if wanted and _minor(wanted) > _minor(current):
-        if _minor(wanted) - _minor(current) > 1:
+    lowest, current = cluster.inputs.get("minMasterVersion"), cluster.computed["masterVersion"]
+    if lowest and _minor(lowest) > _minor(current):
+        if _minor(lowest) - _minor(current) > 1:
             cluster.inputs = old
-            raise Refused(f"Error 400: Master cannot be upgraded to {wanted}: it can skip no minor version")
-        cluster.computed["masterVersion"] = _CHANNEL[wanted]
+            raise Refused(f"Error 400: Master cannot be upgraded to {lowest}: it can skip no minor version")
+        cluster.computed["masterVersion"] = _CHANNEL[lowest]
         _roll_out(world, cluster)
 
 
@@ -106,15 +106,17 @@ def nodes_created(world: World, pool: Resource) -> None:
         raise Refused("Error 400: Auto_upgrade must be true when release_channel REGULAR is set.")
     pool.computed["version"] = cluster.computed["masterVersion"]
     pool.computed["nodeCount"] = pool.inputs.get("nodeCount") or pool.inputs.get("initialNodeCount", 0)
+    if _num_idle(world, pool):
+        world.log.append(("idle", NODES, str(world.now)))
     world.later(_IDLE_MINUTES, lambda: _remove_idle(world, pool))
 
 
 def nodes_updated(world: World, pool: Resource, old: Inputs) -> None:
     """Resize a pool whose program has a count, and refuse an older version."""
-    wanted, current = pool.inputs.get("version"), pool.computed.get("version", "")
-    if wanted and current and _minor(wanted) < _minor(current):
+    lowest, current = pool.inputs.get("version"), pool.computed.get("version", "")
+    if lowest and current and _minor(lowest) < _minor(current):
         pool.inputs = old
-        raise Refused(f"Error 400: Node version {wanted} is older than {current}: GKE does not downgrade")
+        raise Refused(f"Error 400: Node version {lowest} is older than {current}: GKE does not downgrade")
     if pool.inputs.get("nodeCount") != old.get("nodeCount"):
         pool.computed["nodeCount"] = pool.inputs["nodeCount"]
 
@@ -130,7 +132,7 @@ def autoscale(pool: Resource, num_nodes: int) -> None:
 
 
 def moments(world: World, verb: str) -> list[datetime]:
-    """Return when GKE did something by itself: `interrupt` (an upgrade of nodes) or `remove-idle`."""
+    """Return when nodes were idle at their start (`idle`), were removed (`remove-idle`) or upgraded (`interrupt`)."""
     return [
         START + timedelta(minutes=float(name)) for found, token, name in world.log if (found, token) == (verb, NODES)
     ]
@@ -188,13 +190,17 @@ def _roll_out(world: World, cluster: Resource) -> None:
 
 
 def _remove_idle(world: World, pool: Resource) -> None:
-    """Remove nodes above the minimum that no job uses; pools without autoscaling keep theirs."""
+    """Remove the nodes above the minimum that no job uses."""
+    if world.find(NODES, pool.id) is pool and (num_idle := _num_idle(world, pool)):
+        pool.computed["nodeCount"] -= num_idle
+        world.log.append(("remove-idle", NODES, str(world.now)))
+
+
+def _num_idle(world: World, pool: Resource) -> int:
+    """Return the number of nodes that cost money without a job; a pool without autoscaling keeps its nodes."""
     scaling: Any = pool.inputs.get("autoscaling")
     jobs = [one for one in world.resources.values() if one.type.endswith((":Job", ":PyTorchJob", ":TrainJob"))]
-    low = (scaling or {}).get("totalMinNodeCount", 0)
-    if scaling and not jobs and pool.computed["nodeCount"] > low and world.find(NODES, pool.id) is pool:
-        pool.computed["nodeCount"] = low
-        world.log.append(("remove-idle", NODES, str(world.now)))
+    return 0 if jobs or not scaling else max(0, pool.computed["nodeCount"] - scaling.get("totalMinNodeCount", 0))
 
 
 def _cluster_of(world: World, pool: Resource) -> Resource:
