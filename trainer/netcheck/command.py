@@ -42,7 +42,8 @@ def parser() -> CommandParser:
     flags = CommandParser(
         "netcheck",
         "Time all_to_all and all_reduce between the processes of a job (torchrun, or trainer launch netcheck). Check "
-        "their results. Exit with 1 if the network is too slow or not the expected one.",
+        "their results. Exit with 1 if the network is too slow or not the expected one, and with 2 if RDMA cannot lock "
+        "memory.",
     )
     add = flags.add_argument
     add("--min-gb-per-s", type=number_above(0), default=None, metavar="X", help="least bus bandwidth per process "
@@ -116,10 +117,12 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
     from trainer.config import TrainLoopConfig
     from trainer.runtime.process_group import init_runtime
 
+    locked = _check_locked_memory() if options.device != "cpu" else None
     config = TrainLoopConfig(device=options.device, timeout_seconds=options.timeout_s + _GRACE_SECONDS)
     try:
         with init_runtime(config, dict(os.environ)) as runtime:
             failures, result = _measure_all(options, runtime, doing, log)
+            result["machines"] = _gather_machines(locked, runtime)
             if runtime.is_main:
                 _print_result(result, failures)
     except (dist.DistError, RuntimeError) as error:
@@ -128,6 +131,30 @@ def _check(options: argparse.Namespace, doing: list[str], log: Path) -> int:
         sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an orderly exit would wait for processes that have exited
     return EXIT_FAILED if failures else EXIT_OK
+
+
+def _check_locked_memory() -> dict[str, Any] | None:
+    """Return what limits locked memory, None without RDMA devices; raise UserError if a GiB cannot be locked.
+
+    One process of a machine locks memory.
+    """
+    from trainer.runtime.locked_memory import require_lock, require_locked_memory
+
+    found = require_locked_memory(os.environ)
+    if found is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return None
+    return {"host": socket.gethostname(), **found.fields(), "locked_gib": require_lock(found, os.environ)}
+
+
+def _gather_machines(locked: dict[str, Any] | None, runtime: Runtime) -> list[dict[str, Any]]:
+    """Return the limits of locked memory of every machine with RDMA devices. Collective."""
+    import torch.distributed as dist
+
+    everyone: list[Any] = [locked]
+    if runtime.world_size > 1:
+        everyone = [None] * runtime.world_size
+        dist.all_gather_object(everyone, locked)
+    return [item for item in everyone if item]
 
 
 def _measure_all(
@@ -188,11 +215,15 @@ def _missing_log(expected: str | None, runtime: Runtime, log: Path) -> list[str]
 
 def _print_result(result: dict[str, Any], failures: list[str]) -> None:
     """Print the table and one JSON line, and the failures on standard error."""
-    if result["measured"]:
+    if result["measured"] or result.get("machines"):
         from rich.console import Console
 
         # rich assumes 80 columns for a log, which would cut off the names of pods.
-        Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS).print(_table(result))
+        console = Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS)
+        if result.get("machines"):
+            console.print(_machine_table(result["machines"]))
+        if result["measured"]:
+            console.print(_table(result))
     if "note" in result:
         sys.stdout.write(result["note"] + "\n")
     sys.stdout.write(json.dumps({"event": "result", "ok": not failures} | result | {"failures": failures}) + "\n")
@@ -216,6 +247,28 @@ def _table(result: dict[str, Any]) -> Any:
             f"{item['algorithm_gb_per_s']:.3g}",
             f"{item['bus_gb_per_s']:.3g}",
             f"rank {item['slowest_rank']} on {item['slowest_host']}",
+        )
+    return table
+
+
+def _machine_table(machines: Sequence[dict[str, Any]]) -> Any:
+    """Return what each machine with RDMA devices may lock, as a rich table."""
+    from rich.table import Table
+
+    table = Table(title="memory that network cards with RDMA may use")
+    columns = {
+        "host": "host",
+        "RDMA devices": "rdma_devices",
+        "user": "uid",
+        "RLIMIT_MEMLOCK": "memlock_hard",
+        "CAP_IPC_LOCK": "ipc_lock",
+        "locked GiB": "locked_gib",
+    }
+    for column in columns:
+        table.add_column(column)
+    for machine in machines:
+        table.add_row(
+            *(f"{machine[field]:g}" if field == "locked_gib" else str(machine[field]) for field in columns.values())
         )
     return table
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from trainer.config import TrainLoopConfig
 from trainer.errors import UserError
 from trainer.exit_codes import EXIT_RESTART, EXIT_USER_ERROR
+from trainer.runtime.locked_memory import require_locked_memory
 from trainer.runtime.malloc import apply_malloc
 from trainer.runtime.precision import Precision, apply_precision, choose_precision
 from trainer.runtime.rendezvous import open_private_store
@@ -122,6 +123,8 @@ def init_runtime(config: TrainLoopConfig, environ: dict[str, str]) -> Iterator[R
     except UserError as error:
         error.reported = rank != 0  # every process of the job finds the same error
         raise
+    if device.type == "cuda" and world_size > local_world:
+        require_locked_memory(environ)  # before NCCL starts, which would fall back to TCP in silence
     apply_precision(precision)
     torch.set_num_threads(config.num_threads or max(1, len(os.sched_getaffinity(0)) // local_world))
     _init_process_group(device, rank, world_size, timedelta(seconds=config.timeout_seconds), environ)
