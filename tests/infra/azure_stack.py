@@ -50,6 +50,12 @@ CHOSEN: dict[str, object] = {
     "storage.tier": "Ultra",
     "gpu.zone": 2,
 }
+MAINTENANCE = {
+    "maintenance.day": "tuesday",
+    "maintenance.start": "22:00",
+    "maintenance.hours": 6,
+    "maintenance.exclusions": [{"name": "big-run", "start": "2026-12-01", "end": "2026-12-20"}],
+}
 KEPT = {"storage.on_destroy": "keep", "storage.expire_checkpoints_after_days": 30}
 DELETED = {"storage.on_destroy": "delete", "storage.expire_checkpoints_after_days": 30}
 

@@ -6,7 +6,20 @@ import base64
 
 import pytest
 import yaml
-from azure_stack import AKS, CHOSEN, GROUP, OPEN, POOL, ROLE, VAULT, Stack, parse_settings, roles_of
+from azure_stack import (
+    AKS,
+    CHOSEN,
+    GROUP,
+    MAINTENANCE,
+    OPEN,
+    POOL,
+    ROLE,
+    VAULT,
+    Stack,
+    find_problems,
+    parse_settings,
+    roles_of,
+)
 
 
 def test_every_login_uses_entra(stack: Stack) -> None:
@@ -28,7 +41,9 @@ def test_the_api_server_is_private_unless_ranges_are_authorized(stack: Stack) ->
     assert (private["enablePrivateCluster"], private["enablePrivateClusterPublicFQDN"]) == (True, False)
     assert "authorizedIPRanges" not in private, "AKS rejects ranges on a private cluster"
     public = stack("azure", OPEN).one(AKS).inputs["apiServerAccessProfile"]
-    assert public["authorizedIPRanges"] == ["203.0.113.0/24", "198.51.100.7/32"]
+    assert public["authorizedIPRanges"] == ["203.0.113.0/24", "198.51.100.7/32", "20.0.0.4/32"], (
+        "nodes reach the API server from the address of their NAT gateway"
+    )
     assert public["enablePrivateCluster"] is False
 
 
@@ -59,16 +74,41 @@ def test_the_stacks_own_key_encrypts_secrets(stack: Stack) -> None:
     assert recording.needs(cluster, unwraps)
 
 
-def test_upgrades_wait_for_sunday_night(stack: Stack) -> None:
-    recording = stack("azure")
+def test_upgrades_wait_for_the_maintenance_window(stack: Stack) -> None:
+    recording = stack("azure", MAINTENANCE)
     assert recording.one(AKS).inputs["autoUpgradeProfile"] == {
         "upgradeChannel": "patch",
         "nodeOSUpgradeChannel": "NodeImage",
     }
     windows = recording.of_type("azure-native:containerservice:MaintenanceConfiguration")
-    days = {one.inputs["configName"]: one.inputs["maintenanceWindow"]["schedule"]["weekly"] for one in windows}
-    assert set(days) == {"aksManagedAutoUpgradeSchedule", "aksManagedNodeOSUpgradeSchedule"}
-    assert {day["dayOfWeek"] for day in days.values()} == {"Sunday"}
+    found = {one.inputs["configName"]: one.inputs["maintenanceWindow"] for one in windows}
+    assert set(found) == {"aksManagedAutoUpgradeSchedule", "aksManagedNodeOSUpgradeSchedule", "default"}
+    for window in found.values():
+        assert window["schedule"]["weekly"] == {"dayOfWeek": "Tuesday", "intervalWeeks": 1}
+        assert (window["startTime"], window["durationHours"], window["utcOffset"]) == ("22:00", 6, "+00:00")
+        assert window["notAllowedDates"] == [{"start": "2026-12-01", "end": "2026-12-20"}]
+
+
+def test_without_exclusions_upgrades_have_a_weekly_window(stack: Stack) -> None:
+    windows = stack("azure").of_type("azure-native:containerservice:MaintenanceConfiguration")
+    assert all("notAllowedDates" not in one.inputs["maintenanceWindow"] for one in windows)
+    assert {one.inputs["maintenanceWindow"]["schedule"]["weekly"]["dayOfWeek"] for one in windows} == {"Saturday"}
+
+
+def test_all_pools_follow_the_version_of_the_control_plane(stack: Stack) -> None:
+    recording = stack("azure", {"cluster.kubernetes_version": "1.36"})
+    cluster, pool = recording.one(AKS), recording.one(POOL)
+    (system,) = cluster.inputs["agentPoolProfiles"]
+    versions = (cluster.inputs["kubernetesVersion"], system["orchestratorVersion"], pool.inputs["orchestratorVersion"])
+    assert versions == ("1.36", "1.36", "1.36"), "AKS upgrades no pool together with the control plane"
+    assert recording.needs(pool, cluster), "a pool must not be newer than the control plane"
+
+
+@pytest.mark.parametrize(("version", "nearest"), [("1.33", "1.34"), ("1.99.2", "1.36")])
+def test_a_version_that_aks_does_not_offer_is_refused(version: str, nearest: str) -> None:
+    (problem,) = find_problems({"cluster": {"kubernetes_version": version}}).values()
+    assert problem.fix == f"pulumi config set --path cluster.kubernetes_version {nearest}"
+    assert parse_settings({"cluster": {"kubernetes_version": "1.36.2"}}).cluster.kubernetes_version == "1.36.2"
 
 
 def test_the_kubeconfig_is_secret_and_contains_a_login_command_instead_of_a_token(stack: Stack) -> None:
@@ -88,6 +128,8 @@ def test_kubernetes_objects_are_created_after_an_administrators_role(stack: Stac
     recording = stack("azure")
     role = recording.one(ROLE, "azure-admin-caller")
     assert role.inputs["principalId"] == "caller-object"
+    assert role.inputs["scope"] == "azure-network-group-id", "a role on the cluster can exist only after the cluster"
+    assert recording.needs(recording.one(AKS), role), "the role takes effect while AKS creates the cluster"
     assert recording.needs(recording.one("pulumi:providers:kubernetes"), role), (
         "without the role the first object is forbidden"
     )

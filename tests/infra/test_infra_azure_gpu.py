@@ -25,7 +25,7 @@ def test_all_gpu_nodes_are_in_one_scale_set_with_the_configured_limits(stack: St
     assert pool.inputs["type"] == "VirtualMachineScaleSets"
     assert pool.inputs["vmSize"] == "Standard_ND96asr_v4"
     bounds = tuple(pool.inputs[key] for key in ("minCount", "count", "maxCount"))
-    assert bounds == (0, 2, 2)
+    assert bounds == (0, 0, 2), "idle nodes cost, and the autoscaler takes them away: pending pods start them"
     assert pool.inputs["enableAutoScaling"] is True
     assert pool.inputs["nodeLabels"] == {"nvidia.com/gpu.present": "true"}
 
@@ -72,6 +72,7 @@ def test_reserved_nodes_use_the_reservation_group_and_aks_has_a_role_on_it(stack
     recording = stack("azure", RESERVED)
     pool = recording.one(POOL)
     assert pool.inputs["capacityReservationGroupID"] == RESERVATION
+    assert pool.inputs["count"] == 2, "reserved machines are paid for, used or not"
     role = recording.one(ROLE, "azure-reservation")
     assert role.inputs["scope"] == RESERVATION
     assert recording.needs(pool, role)
@@ -116,6 +117,22 @@ def test_a_pod_on_an_nd_node_requests_one_infiniband_function_per_gpu(size: str)
     assert (fabric.rdma, fabric.as_root, fabric.capabilities) == (True, True, ("IPC_LOCK",))
     generation = "v5" if "H100" in size else "v4"
     assert fabric.env["NCCL_TOPO_FILE"].endswith(f"nd{generation}-topo.xml")
+
+
+@pytest.mark.parametrize("overrides", [{}, TRIAL, SPOT])
+def test_the_template_of_an_empty_pool_has_everything_that_a_trainers_pod_requests(
+    stack: Stack, overrides: Mapping[str, object]
+) -> None:
+    from infra.clouds.azure.provision import gpu_pool
+
+    pool = stack("azure", overrides).one(POOL).inputs
+    tags = pool["tags"]
+    # cluster-autoscaler, azure_template.go: GPUs are known by the size, other resources by tags of the scale set.
+    start = "k8s.io_cluster-autoscaler_node-template_resources_"
+    offered = {key.removeprefix(start).replace("_", "/"): tags[key] for key in tags if key.startswith(start)}
+    requested = dict(gpu_pool(parse_settings({"gpu": {"instance_type": pool["vmSize"]}})).resource_limits)
+    assert requested.pop("nvidia.com/gpu")
+    assert offered == requested, "pending pods would start no node"
 
 
 def test_a_size_without_infiniband_has_no_network_operator_and_requests_no_rdma(stack: Stack) -> None:

@@ -67,6 +67,11 @@ def test_destroy_deletes_the_volume_after_its_claim_and_before_its_pool_and_subn
     volume = recording.one(NETAPP_VOLUME)
     assert recording.needs(volume, subnet(recording, "netapp"))
     assert recording.needs(volume, recording.one(NETAPP_POOL))
+    group = recording.one("azure-native:resources:ResourceGroup", "azure-network-group")
+    assert recording.one(NETAPP_POOL).deleted_with == group.urn, (
+        "a pool whose volume was deleted a moment ago cannot be deleted yet (azure-sdk-for-go#6485)"
+    )
+    assert recording.one("azure-native:netapp:Account").deleted_with == group.urn
     assert recording.needs(recording.one("kubernetes:core/v1:PersistentVolume"), volume)
     assert not recording.needs(subnet(recording, "netapp"), volume), "otherwise the test passes for any order"
 
@@ -119,6 +124,14 @@ def test_services_have_private_endpoints_under_their_usual_names(stack: Stack) -
     zones = {item.inputs["privateZoneName"] for item in linked}
     assert "privatelink.dfs.core.windows.net" in zones
     assert len(recording.of_type("azure-native:network:PrivateDnsZoneGroup")) == len(endpoints) == len(linked)
+
+
+def test_an_account_gets_one_private_endpoint_after_the_other(stack: Stack) -> None:
+    recording = stack("azure")
+    endpoint = "azure-native:network:PrivateEndpoint"
+    blob, dfs = (recording.one(endpoint, f"azure-objects-{kind}-endpoint") for kind in ("blob", "dfs"))
+    assert recording.needs(dfs, blob), "StorageAccountOperationInProgress (bicep-registry-modules#6001)"
+    assert recording.needs(blob, recording.one(CONTAINER))
 
 
 @pytest.mark.parametrize(("overrides", "kept"), [(KEPT, True), (DELETED, False)])

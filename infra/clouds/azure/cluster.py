@@ -11,6 +11,7 @@ import pulumi_kubernetes as k8s
 import yaml
 from pulumi_azure_native import authorization, compute, containerservice, managedidentity
 
+from infra.clouds.azure import upgrades
 from infra.clouds.azure.identity import Principal, Principals, Role, administrators, grant
 from infra.clouds.azure.network import PrivateNetwork
 from infra.clouds.azure.settings import Settings, physical_name
@@ -22,8 +23,6 @@ _SPOT_LABEL = {"kubernetes.azure.com/scalesetpriority": "spot"}
 
 #: The Entra application of the AKS server, the same in all tenants (AKS, kubelogin documentation).
 _AKS_SERVER_ID = "6dae42f8-4368-4678-94ff-3960e28e3630"
-
-_SCHEDULES = ("aksManagedAutoUpgradeSchedule", "aksManagedNodeOSUpgradeSchedule")
 
 
 class AksCluster(pulumi.ComponentResource):
@@ -53,13 +52,18 @@ class AksCluster(pulumi.ComponentResource):
             f"{name}-identity", resource_group_name=network.resource_group.name, tags=settings.labels, opts=self._child
         )
         self.administrators = administrators(settings.kubernetes.admin_group_ids, self._child)
-        self.managed = self._create_control_plane(self._grant_control_plane_roles())
-        self._create_maintenance_windows()
+        administrator_roles = self._grant_administrator_roles()
+        self.managed = self._create_control_plane([*self._grant_control_plane_roles(), *administrator_roles])
+        upgrades.maintenance_windows(
+            name, settings.maintenance, network.resource_group.name, self.managed.name, self._child
+        )
         self.gpu_pool = self._create_gpu_pool()
         self.kubelet_id = self.managed.identity_profile.apply(_kubelet_id)
         self.issuer = self.managed.oidc_issuer_profile.apply(_issuer_url)
         self.kubeconfig = self._build_kubeconfig()
-        self.provider = self._create_kubernetes_provider()
+        # The provider needs the roles until it is deleted.
+        opts = pulumi.ResourceOptions(parent=self, depends_on=administrator_roles)
+        self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=opts)
         self.register_outputs({"name": self.managed.name, "kubeconfig": self.kubeconfig})
 
     @property
@@ -71,6 +75,19 @@ class AksCluster(pulumi.ComponentResource):
         """Assign a role to the control plane's own identity."""
         principal = self._identity.principal_id
         return grant(f"{self._name}-{what}", role, scope, principal, "ServicePrincipal", self._child)
+
+    def _grant_administrator_roles(self) -> list[pulumi.Resource]:
+        """Grant the administrators the role on the stack's resource group, which holds no other cluster.
+
+        A role takes up to five minutes to reach the API server (AKS, Azure RBAC for Kubernetes authorization), and the
+        Kubernetes provider does not retry Forbidden. So it is granted before AKS creates the cluster, which takes
+        longer.
+        """
+        scope = self._network.resource_group.id
+        return [
+            grant(f"{self._name}-admin-{who}", Role.AKS_CLUSTER_ADMIN, scope, principal, kind, self._child)
+            for who, (principal, kind) in self.administrators.items()
+        ]
 
     def _grant_control_plane_roles(self) -> list[pulumi.Resource]:
         """Let the control plane join nodes to their subnet and unwrap secrets if the stack has its own key."""
@@ -106,12 +123,12 @@ class AksCluster(pulumi.ComponentResource):
             ),
             oidc_issuer_profile=containerservice.ManagedClusterOIDCIssuerProfileArgs(enabled=True),
             security_profile=_security_profile(kubernetes.kms_key_id),
-            api_server_access_profile=_api_server_access(settings.network.authorized_cidrs),
+            api_server_access_profile=_api_server_access(
+                settings.network.authorized_cidrs, self._network.outbound_range
+            ),
             network_profile=_network_profile(settings),
             agent_pool_profiles=[self._system_pool_profile()],
-            auto_upgrade_profile=containerservice.ManagedClusterAutoUpgradeProfileArgs(
-                upgrade_channel="patch", node_os_upgrade_channel="NodeImage"
-            ),
+            auto_upgrade_profile=upgrades.channels(),
             azure_monitor_profile=containerservice.ManagedClusterAzureMonitorProfileArgs(metrics=metrics),
             tags=settings.labels,
             opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on)),
@@ -124,6 +141,7 @@ class AksCluster(pulumi.ComponentResource):
             name="system",
             mode="System",
             type="VirtualMachineScaleSets",
+            orchestrator_version=self._settings.cluster.kubernetes_version,
             vm_size=system.instance_type,
             count=system.num_nodes,
             os_type="Linux",
@@ -133,23 +151,6 @@ class AksCluster(pulumi.ComponentResource):
             enable_node_public_ip=False,
             tags=self._settings.labels,
         )
-
-    def _create_maintenance_windows(self) -> None:
-        """Restrict upgrades, which drain nodes and so interrupt training, to four hours on Sunday night (UTC)."""
-        sunday = containerservice.ScheduleArgs(
-            weekly=containerservice.WeeklyScheduleArgs(day_of_week=containerservice.WeekDay.SUNDAY, interval_weeks=1)
-        )
-        for schedule in _SCHEDULES:
-            containerservice.MaintenanceConfiguration(
-                f"{self._name}-{schedule}",
-                config_name=schedule,
-                resource_group_name=self._network.resource_group.name,
-                resource_name_=self.managed.name,
-                maintenance_window=containerservice.MaintenanceWindowArgs(
-                    schedule=sunday, duration_hours=4, start_time="00:00", utc_offset="+00:00"
-                ),
-                opts=self._child,
-            )
 
     def _create_placement(self) -> tuple[pulumi.Output[str] | None, list[pulumi.Resource]]:
         """Create the placement group if the stack has one, and grant the control plane its roles on the placement."""
@@ -185,6 +186,8 @@ class AksCluster(pulumi.ComponentResource):
             resource_name_=self.managed.name,
             mode="User",
             type="VirtualMachineScaleSets",
+            # Without it the pool would keep its version when the control plane is upgraded.
+            orchestrator_version=settings.cluster.kubernetes_version,
             vm_size=settings.gpu.instance_type,
             os_type="Linux",
             os_sku="Ubuntu",
@@ -192,7 +195,7 @@ class AksCluster(pulumi.ComponentResource):
             os_disk_size_gb=256,
             gpu_profile=containerservice.GPUProfileArgs(driver="Install" if settings.driver == "aks" else "None"),
             enable_auto_scaling=True,
-            count=settings.gpu.nodes.desired,
+            count=settings.num_initial_nodes,
             min_count=settings.gpu.nodes.min,
             max_count=settings.gpu.nodes.max,
             node_labels=dict(GPU_LABEL) | (_SPOT_LABEL if spot else {}),
@@ -204,11 +207,11 @@ class AksCluster(pulumi.ComponentResource):
             scale_set_eviction_policy="Delete" if spot else None,
             # -1: pay up to the on-demand price, so that nodes are evicted only for capacity.
             spot_max_price=-1.0 if spot else None,
-            upgrade_settings=None if spot else _upgrade_without_surge(),
+            upgrade_settings=None if spot else upgrades.without_surge(),
             vnet_subnet_id=self._network.nodes.id,
             enable_encryption_at_host=settings.kubernetes.host_encryption,
             enable_node_public_ip=False,
-            tags=settings.labels,
+            tags=settings.labels | _scale_from_zero_tags(settings.devices),
             # `count` is the initial size; the autoscaler owns it afterwards.
             opts=pulumi.ResourceOptions(parent=self, depends_on=roles, ignore_changes=["count"]),
         )
@@ -222,15 +225,6 @@ class AksCluster(pulumi.ComponentResource):
         )
         login = self._settings.kubernetes.login
         return pulumi.Output.secret(credentials.apply(lambda result: keyless(result.kubeconfigs[0].value, login)))
-
-    def _create_kubernetes_provider(self) -> k8s.Provider:
-        """Create the provider after the administrators' roles, which it needs until it is deleted."""
-        roles = [
-            grant(f"{self._name}-admin-{who}", Role.AKS_CLUSTER_ADMIN, self.managed.id, principal, kind, self._child)
-            for who, (principal, kind) in self.administrators.items()
-        ]
-        opts = pulumi.ResourceOptions(parent=self, depends_on=list(roles))
-        return k8s.Provider(f"{self._name}-k8s", kubeconfig=self.kubeconfig, opts=opts)
 
 
 def taints(settings: Settings) -> tuple[Toleration, ...]:
@@ -262,10 +256,16 @@ def _security_profile(key: str | None) -> containerservice.ManagedClusterSecurit
     )
 
 
-def _api_server_access(authorized: Sequence[str]) -> containerservice.ManagedClusterAPIServerAccessProfileArgs:
-    """Return a private API server, or a public one restricted to the authorized ranges: AKS offers nothing else."""
+def _api_server_access(
+    authorized: Sequence[str], outbound: pulumi.Output[str]
+) -> containerservice.ManagedClusterAPIServerAccessProfileArgs:
+    """Return a private API server, or a public one restricted to the authorized ranges: AKS offers nothing else.
+
+    Nodes reach a public API server from the address of their NAT gateway, which AKS does not authorize by itself
+    (MicrosoftDocs/azure-docs#111834).
+    """
     return containerservice.ManagedClusterAPIServerAccessProfileArgs(
-        authorized_ip_ranges=list(authorized) or None,
+        authorized_ip_ranges=[*authorized, outbound] if authorized else None,
         enable_private_cluster=not authorized,
         enable_private_cluster_public_fqdn=None if authorized else False,
         disable_run_command=True,
@@ -293,14 +293,14 @@ def dns_address(services: str) -> str:
     return str(IPv4Network(services)[10])
 
 
-def _upgrade_without_surge() -> containerservice.AgentPoolUpgradeSettingsArgs:
-    """Upgrade one node at a time without a spare one, for which few subscriptions have GPU quota.
+def _scale_from_zero_tags(devices: Mapping[str, int]) -> dict[str, str]:
+    """Return the tags from which the autoscaler learns the devices of a node that does not exist yet.
 
-    Spot pools do not accept these settings. Thirty minutes to drain are more than a checkpoint on SIGTERM needs.
+    AKS copies the tags of a pool to its scale set. The autoscaler knows GPUs by the size of the machine, and other
+    devices only from these tags, in which `_` stands for `/` (cluster-autoscaler, azure_template.go).
     """
-    return containerservice.AgentPoolUpgradeSettingsArgs(
-        max_surge="0", max_unavailable="1", drain_timeout_in_minutes=30
-    )
+    prefix = "k8s.io_cluster-autoscaler_node-template_resources_"
+    return {prefix + name.replace("/", "_"): str(count) for name, count in devices.items()}
 
 
 def _kubelet_id(

@@ -104,6 +104,8 @@ class PrivateNetwork(EndpointNetwork):
 
     nodes: vnets.Subnet
     netapp: vnets.Subnet
+    #: The public address of the nodes' outbound connections, as a range.
+    outbound_range: pulumi.Output[str]
 
     def _create_node_subnets(self) -> Sequence[vnets.Subnet]:
         """Create the subnet of the nodes, then NetApp's, and return the last one."""
@@ -132,6 +134,7 @@ class PrivateNetwork(EndpointNetwork):
             tags=self._settings.labels,
             opts=self._child,
         )
+        self.outbound_range = pulumi.Output.concat(address.ip_address, "/32")
         return vnets.NatGateway(
             f"{self._name}-nat",
             resource_group_name=self.resource_group.name,
@@ -199,8 +202,12 @@ def private_endpoint(
     kind: str,
     tags: Mapping[str, str],
     opts: pulumi.ResourceOptions,
+    after: Sequence[pulumi.Resource] = (),
 ) -> vnets.PrivateDnsZoneGroup:
-    """Create a private endpoint for the service `target` and a DNS zone that resolves the service's name to it."""
+    """Create a private endpoint for the service `target` and a DNS zone that resolves the service's name to it.
+
+    The endpoint is created after the resources `after`: some services accept one change at a time.
+    """
     group = network.resource_group.name
     zone = privatedns.PrivateZone(
         f"{name}-{kind}-zone",
@@ -228,7 +235,7 @@ def private_endpoint(
             vnets.PrivateLinkServiceConnectionArgs(name=kind, private_link_service_id=target, group_ids=[kind])
         ],
         tags=tags,
-        opts=opts,
+        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=list(after))),
     )
     return vnets.PrivateDnsZoneGroup(
         f"{name}-{kind}-dns",

@@ -72,7 +72,7 @@ def warn_of_missing_peermem(settings: Settings) -> None:
 def gpu_pool(settings: Settings) -> GpuPool:
     """Return the GPU pool of the contract; a pod that owns a node requests one InfiniBand function per GPU."""
     instance = settings.instance
-    devices = {"rdma/ib": str(instance.num_network_cards)} if settings.infiniband else {}
+    devices = {name: str(count) for name, count in settings.devices.items()}
     return GpuPool(
         instance=instance,
         num_nodes_min=settings.gpu.nodes.min,

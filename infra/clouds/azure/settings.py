@@ -13,8 +13,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from infra import catalog
+from infra.clouds.azure import versions
 from infra.clouds.azure.addresses import Network
 from infra.config import checks
+from infra.config.maintenance import Maintenance
 from infra.config.problems import Problem, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     ManagedGpuSettings,
@@ -103,7 +105,7 @@ class System(Section):
 
 
 class KubernetesCluster(Section):
-    """The control plane; a minor version receives its patches."""
+    """The version of the control plane and of all nodes; a minor version receives its patches."""
 
     # YAML reads an unquoted 1.35 as a number.
     kubernetes_version: Annotated[str, BeforeValidator(str)] = Field(
@@ -194,7 +196,7 @@ class Settings(ManagedStackSettings):
     services: ClassVar[tuple[str, ...]] = ("azureml",)
     of_clusters: ClassVar[tuple[str, ...]] = (
         *ManagedStackSettings.of_clusters,
-        *("cluster", "kubernetes", "system", "monitoring", "storage.tier", "gpu.driver", "gpu.zone"),
+        *("cluster", "kubernetes", "maintenance", "system", "monitoring", "storage.tier", "gpu.driver", "gpu.zone"),
         *(f"network.{key}" for key in ("nodes_cidr", "netapp_cidr", "pods_cidr", "services_cidr")),
         "network.proximity_placement",
     )
@@ -205,6 +207,7 @@ class Settings(ManagedStackSettings):
     system: System = System()
     cluster: KubernetesCluster = KubernetesCluster()
     kubernetes: Kubernetes = Kubernetes()
+    maintenance: Maintenance = Maintenance()
     network: Network = Network()
     storage: Storage = Storage()
     monitoring: Monitoring = Monitoring()
@@ -219,6 +222,16 @@ class Settings(ManagedStackSettings):
     def infiniband(self) -> bool:
         """Return whether the GPU nodes have InfiniBand cards."""
         return self.instance.num_network_cards > 0
+
+    @property
+    def devices(self) -> Mapping[str, int]:
+        """Return the devices of a GPU node besides its GPUs: one InfiniBand function for each network card."""
+        return {"rdma/ib": self.instance.num_network_cards} if self.infiniband else {}
+
+    @property
+    def num_initial_nodes(self) -> int:
+        """Return the number of GPU nodes of a new stack: pending pods start more, reserved machines are paid anyway."""
+        return self.gpu.nodes.desired if self.gpu.capacity == "reservation" else self.gpu.nodes.min
 
     @property
     def driver(self) -> Driver:
@@ -264,7 +277,9 @@ class Settings(ManagedStackSettings):
         max_gpu_nodes = max(self.gpu.nodes.desired, self.gpu.nodes.max)
         yield from self.network.problems(max_gpu_nodes + self.system.num_nodes + 1)
         yield from self.storage.problems()
+        yield from versions.problems(self.cluster.kubernetes_version)
         yield from self.kubernetes.problems()
+        yield from self.maintenance.problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, prices("system"))
         yield from self._zone_problems()
         if self.network.proximity_placement and self.gpu.capacity == "reservation":

@@ -61,9 +61,7 @@ class Container(pulumi.ComponentResource):
         self.account = account = self._create_account()
         self._expire_checkpoints(account)
         self.container = container = self._create_container(account)
-        self._endpoints = [
-            private_endpoint(name, network, account.id, kind, settings.labels, self._child) for kind in self.kinds
-        ]
+        self._endpoints = self._create_endpoints()
         for who, (principal, kind) in administrators.items():
             grant(f"{name}-people-{who}", Role.BLOB_CONTRIBUTOR, container.id, principal, kind, self._child)
         self.container_uri = pulumi.Output.concat("abfs://", container.name, "@", account.name, ".dfs.core.windows.net")
@@ -114,6 +112,22 @@ class Container(pulumi.ComponentResource):
             public_access=storage.PublicAccess.NONE,
             opts=self._kept,
         )
+
+    def _create_endpoints(self) -> list[pulumi.Resource]:
+        """Create one private endpoint after the other, after the container.
+
+        An account accepts one endpoint at a time and answers StorageAccountOperationInProgress to a second one, which
+        the provider does not retry (Azure/bicep-registry-modules#6001).
+        """
+        endpoints: list[pulumi.Resource] = [self.container]
+        for kind in self.kinds:
+            endpoints.append(
+                private_endpoint(
+                    *(self._name, self._network, self.account.id, kind, self._settings.labels, self._child),
+                    after=endpoints[-1:],
+                )
+            )
+        return endpoints[1:]
 
     def _expire_checkpoints(self, account: storage.StorageAccount) -> None:
         """Delete checkpoints after `storage.expire_checkpoints_after_days`, if it is set."""
@@ -237,13 +251,16 @@ class SharedStorage(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:azure:SharedStorage", name, None, opts)
         self._name, self._settings, self._network = name, settings, network
         self._child = pulumi.ResourceOptions(parent=self)
+        # NetApp refuses to delete a pool or an account for a while after what was in it is gone, and the provider does
+        # not retry that (azure-sdk-for-go#6485, #6374). Both disappear with the resource group, at the end.
+        self._with_group = pulumi.ResourceOptions(parent=self, deleted_with=network.resource_group)
         self.facts = Storage("datasets", settings.storage.mount_path, settings.storage.size_gib, "ReadWriteMany")
         account = netapp.Account(
             f"{name}-netapp",
             resource_group_name=network.resource_group.name,
             encryption=netapp.AccountEncryptionArgs(key_source="Microsoft.NetApp"),
             tags=settings.labels,
-            opts=self._child,
+            opts=self._with_group,
         )
         volume = self._create_volume(account, self._create_pool(account))
         server = volume.mount_targets.apply(lambda targets: targets[0].ip_address)
@@ -277,7 +294,7 @@ class SharedStorage(pulumi.ComponentResource):
             size=settings.size_bytes,
             qos_type="Auto",
             tags=self._settings.labels,
-            opts=self._child,
+            opts=self._with_group,
         )
 
     def _create_volume(self, account: netapp.Account, pool: netapp.CapacityPool) -> netapp.CapacityPoolVolume:

@@ -63,6 +63,7 @@ class Registration:
     custom: bool
     ignored: tuple[str, ...]
     deleted_first: bool
+    deleted_with: str
 
     @property
     def parent_name(self) -> str:
@@ -159,6 +160,7 @@ def _registration(request: Any, urn: str, inputs: Mapping[str, Any]) -> Registra
         custom=request.custom,
         ignored=tuple(request.ignoreChanges),
         deleted_first=request.deleteBeforeReplace,
+        deleted_with=request.deletedWith,
     )
 
 

@@ -42,7 +42,7 @@ def checks(context: Context) -> list[Check]:
 
 def devices(settings: Settings) -> Mapping[str, int]:
     """Return one InfiniBand virtual function for each network card."""
-    return {"rdma/ib": settings.instance.num_network_cards} if settings.infiniband else {}
+    return settings.devices
 
 
 def login(_: Context, host: str) -> tuple[str, str] | None:

@@ -86,7 +86,40 @@ PRIVATE = Cause(
     "network.api_access is inside, so the API server has only a private address, and this machine is not in the VNet",
     "run in the VNet; or destroy, pulumi config rm --path network.api_access, and up, which asks for your address",
 )
+NODES_BLOCKED = Cause(
+    "azure-nodes-blocked",
+    "AKS ends with `VMExtensionError_K8SAPIServerConnFail` or `exit status 51`",
+    "the nodes cannot reach the API server: its authorized ranges lack the address of their NAT gateway, or a firewall"
+    " blocks port 443",
+    "pulumi up, which authorizes the address of the stack's own NAT gateway",
+)
+FORBIDDEN = Cause(
+    "azure-forbidden",
+    "the first Kubernetes objects fail with `Forbidden`",
+    "a new role takes up to five minutes to reach the API server",
+    "pulumi up, five minutes later",
+)
+BUSY = Cause(
+    "azure-busy",
+    "`StorageAccountOperationInProgress`, or `CannotDeleteResource` with nested resources",
+    "the service has not finished an earlier change of the same account",
+    "the same command again",
+)
+DRAIN = Cause(
+    "azure-drain",
+    "`UpgradeFailed` with `PodDrainFailure`",
+    "pods did not leave a node within 30 minutes of the start of its upgrade",
+    "python -m workloads stop, then: az aks nodepool upgrade --name gpu --node-image-only, then: "
+    "python -m workloads resume",
+)
+VERSION = Cause(
+    "azure-version",
+    "`K8sVersionNotSupported`, or an upgrade `is not allowed`",
+    "the location does not offer the version, or the upgrade skips a minor version",
+    "az aks get-versions --location <location> --output table, then: "
+    "pulumi config set --path cluster.kubernetes_version <version>",
+)
 CAUSES = (
     CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY, RESERVATION,
-    OVERLAP, PRIVATE,
+    OVERLAP, PRIVATE, NODES_BLOCKED, FORBIDDEN, BUSY, DRAIN, VERSION,
 )  # fmt: skip

@@ -67,6 +67,7 @@ OUTPUTS: dict[str, Callable[[str, dict[str, Any]], dict[str, Any]]] = {
         "mountTargets": [{"fileSystemId": "fs", "ipAddress": "10.0.128.4", "mountTargetId": "mt"}],
     },
     "azure-native:netapp:CapacityPool": lambda name, inputs: {"name": f"{inputs['accountName']}/{inputs['poolName']}"},
+    "azure-native:network:PublicIPAddress": lambda name, inputs: {"ipAddress": "20.0.0.4"},
     "azure-native:privatedns:PrivateZone": lambda name, inputs: {"name": inputs["privateZoneName"]},
     "azure-native:storage:BlobContainer": lambda name, inputs: {"name": inputs["containerName"]},
     "azure-native:storage:StorageAccount": lambda name, inputs: {"name": inputs["accountName"]},
