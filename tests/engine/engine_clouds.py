@@ -14,6 +14,7 @@ import simulated_azure
 import simulated_gcp
 import simulated_kubernetes
 import simulated_minutes
+import simulated_registry
 from engine_provider import Construct, Invoke, Provider, Server
 from engine_values import UNKNOWN, decode, encode, has_unknown, plain
 from engine_world import Inputs, Rules, World
@@ -22,16 +23,12 @@ from pulumi.runtime.proto import provider_pb2, resource_pb2, resource_pb2_grpc
 
 _OUTPUTS, _CALLS = recording.cloud_tables()
 
-_RULES: Mapping[str, Rules] = {**simulated_aws.RULES, **simulated_azure.RULES, **simulated_gcp.RULES}
-
-#: A changed image is rebuilt; a new registry password is not a change of the image.
-_IMAGE = Rules(
-    computed=lambda name, inputs: {
-        "ref": f"{inputs['tags'][0].partition(':')[0]}@sha256:{'0123456789abcdef' * 4}",
-        "digest": f"sha256:{'0123456789abcdef' * 4}",
-    },
-    ignored=("registries[0].password",),
-)
+_RULES: Mapping[str, Rules] = {
+    **simulated_aws.RULES,
+    **simulated_azure.RULES,
+    **simulated_gcp.RULES,
+    **simulated_registry.RULES,
+}
 
 
 def rules_of(token: str) -> Rules:
@@ -42,7 +39,7 @@ def rules_of(token: str) -> Rules:
 def _rules_of(token: str) -> Rules:
     if token.startswith("kubernetes:"):
         return simulated_kubernetes.rules_of(token, simulated_kubernetes.has_control_plane)
-    rules = _IMAGE if token == "docker-build:index:Image" else _RULES.get(token, Rules())
+    rules = _RULES.get(token, Rules())
     if token.startswith("azure-native:"):
         rules = replace(rules, identity=lambda name, inputs: simulated_azure.identity(token, name, inputs))
     mocked = _OUTPUTS.get(token)
@@ -70,7 +67,12 @@ def _invokes() -> dict[str, Invoke]:
 
 
 #: Credentials in function results, by their keys in the mocks, and the prefix of each.
-CREDENTIALS = {"password": "ecr-password-", "authorizationToken": "ecr-token-", "accessToken": "ya29.token-"}
+CREDENTIALS = {
+    "password": "ecr-password-",
+    "authorizationToken": "ecr-token-",
+    "accessToken": "ya29.token-",
+    "token": "entra-token-",
+}
 
 
 def _with_new_credentials(result: Inputs) -> Inputs:

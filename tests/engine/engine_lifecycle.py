@@ -11,6 +11,7 @@ from pathlib import Path
 import engine_clouds
 import engine_sdk
 import simulated_gke
+import simulated_registry
 from engine_provider import Server
 from engine_runs import ROOT, Project, Run
 from engine_world import LAPTOP, World
@@ -58,6 +59,7 @@ def open_project(
     project = Project(folder, stack, server, {"KUBECONFIG": str(kubeconfig)})
     if authorized and stack in POOLS:
         project.set("network.authorized_cidrs[0]", f"{LAPTOP}/32")
+    simulated_registry.builder(world).project = project.work
     return world, server, project
 
 

@@ -84,7 +84,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
     def Diff(self, request: Any, context: Any) -> provider_pb2.DiffResponse:
         old, new = plain(decode(request.old_inputs)), plain(decode(request.news))
-        return _diff_response(self._world.diff(_token(request.urn), old, new))
+        return _diff_response(self._world.diff(_token(request.urn), old, new, request.id))
 
     def Create(self, request: Any, context: Any) -> provider_pb2.CreateResponse:
         inputs = decode(request.properties)

@@ -18,6 +18,8 @@ from typing import Any, Literal
 from engine_provider import Server
 from pulumi import automation
 
+from workloads import image
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "torchrec-cloud"
 PASSPHRASE = "not-a-real-passphrase"
@@ -25,7 +27,7 @@ Driver = Literal["cli", "automation", "live_stack"]
 Verb = Literal["preview", "up", "refresh", "destroy"]
 
 #: Files that the program reads in addition to its settings; the image's tag is computed from some of them.
-_LINKED = ("infra", "workloads", "trainer", "LICENSE", "__main__.py", "requirements.txt", ".venv")
+_LINKED = ("infra", "workloads", "trainer", "LICENSE", ".dockerignore", "__main__.py", "requirements.txt", ".venv")
 
 #: A user's script with `infra.automation`; its arguments are the verb and the stack.
 _SCRIPT = """
@@ -80,7 +82,7 @@ class Project:
 
     def __init__(self, folder: Path, stack: str, server: Server, environment: Mapping[str, str]) -> None:
         self.folder, self.stack, self._number = folder, stack, 0
-        self._work = folder / "project"
+        self.work = folder / "project"
         self._create_folder()
         backend = folder / "backend"
         backend.mkdir()
@@ -102,7 +104,7 @@ class Project:
         """Run the CLI in the project's folder."""
         done = subprocess.run(
             ["pulumi", "--non-interactive", "--color=never", *arguments],
-            cwd=self._work,
+            cwd=self.work,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -117,7 +119,7 @@ class Project:
 
     def replace_program(self, text: str) -> None:
         """Replace this repository's program by another one."""
-        program = self._work / "__main__.py"
+        program = self.work / "__main__.py"
         program.unlink()
         program.write_text(text)
 
@@ -137,11 +139,16 @@ class Project:
 
     def _create_folder(self) -> None:
         """Copy the settings, because commands change them; link the code, because its bytecode is cached."""
-        self._work.mkdir(parents=True)
+        self.work.mkdir(parents=True)
         for path in (ROOT / name for name in _LINKED):
-            (self._work / path.name).symlink_to(path)
+            (self.work / path.name).symlink_to(path)
+        # An inline program does not know the project's folder, and copies the image's files below this repository.
+        contexts, common = self.work / image.CONTEXTS, ROOT / image.CONTEXTS
+        contexts.parent.mkdir()
+        common.mkdir(parents=True, exist_ok=True)
+        contexts.symlink_to(common)
         for path in ROOT.glob("Pulumi*.yaml"):
-            shutil.copy(path, self._work)
+            shutil.copy(path, self.work)
 
     def _run_cli(self, verb: Verb) -> Run:
         self._number += 1
@@ -160,7 +167,7 @@ class Project:
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, verb, self.stack],
-            cwd=self._work,
+            cwd=self.work,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -170,7 +177,7 @@ class Project:
 
     def _run_automation(self, verb: Verb) -> Run:
         """Run the repository's program inline, in this process, which has already imported the SDKs."""
-        options = automation.LocalWorkspaceOptions(work_dir=str(self._work), env_vars=_only_pulumi(self.environment))
+        options = automation.LocalWorkspaceOptions(work_dir=str(self.work), env_vars=_only_pulumi(self.environment))
         stack = automation.select_stack(self.stack, project_name=PROJECT, program=_program, opts=options)
         steps: list[Step] = []
         kind = "resource_pre_event" if verb == "preview" else "res_outputs_event"

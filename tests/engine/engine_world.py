@@ -74,10 +74,10 @@ class Rules:
     """How one type of resource behaves.
 
     `held_by` maps each type that blocks a deletion to the cloud's error. `identity` returns the identifier and
-    `computed` the outputs; changes of `ignored` paths are not a difference. `lock_key` names what two requests must
-    not change at the same time. `..._minutes` is how long an operation takes; `on_create`, `on_update` and `on_delete`
-    run at its start, `on_created`, `on_updated` (with the old inputs) and `on_deleted` at its end. The hooks raise
-    `Refused`; the first two of the end may raise `PartlyCreated`.
+    `computed` the outputs; changes of `ignored` paths are not a difference, and `changed` returns more differences.
+    `lock_key` names what two requests must not change at the same time. `..._minutes` is how long an operation takes;
+    `on_create`, `on_update` and `on_delete` run at its start, `on_created`, `on_updated` (with the old inputs) and
+    `on_deleted` at its end. The hooks raise `Refused`; the first two of the end may raise `PartlyCreated`.
     """
 
     replaced_by: tuple[str, ...] = ()
@@ -87,6 +87,7 @@ class Rules:
     problems: Callable[[Inputs], Iterable[tuple[str, str]]] = lambda inputs: ()
     replaces: Callable[[Inputs, Inputs], Iterable[str]] = lambda old, new: ()
     ignored: tuple[str, ...] = ()
+    changed: Callable[[World, Resource, Inputs], Iterable[str]] = lambda world, resource, inputs: ()
     on_create: Callable[[World, Inputs], None] = lambda world, inputs: None
     on_update: Callable[[World, Resource, Inputs], None] = lambda world, resource, inputs: None
     on_delete: Callable[[World, Resource], None] = lambda world, resource: None
@@ -172,11 +173,13 @@ class World:
             (path, reason) for path, reason in self._rules(token).problems(inputs) if not has_unknown(at(inputs, path))
         ]
 
-    def diff(self, token: str, old: Inputs, new: Inputs) -> Change:
+    def diff(self, token: str, old: Inputs, new: Inputs, identifier: str = "") -> Change:
         """Return what an update from old to new inputs would do."""
         self.clock.touch()
         rules = self._rules(token)
         paths = tuple(path for path in differences(old, new) if not is_below(path, rules.ignored))
+        if found := self.find(token, identifier):
+            paths += tuple(rules.changed(self, found, new))
         forced = [path for path in paths if is_below(path, rules.replaced_by)]
         replaces = tuple(dict.fromkeys([*forced, *rules.replaces(old, new)]))
         return Change(paths, replaces, bool(replaces) and token.startswith("kubernetes:") and _same_name(old, new))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import simulated_registry
 from engine_values import at
 from engine_world import Inputs, Refused, Resource, Rules, World
 
@@ -215,7 +216,9 @@ RULES: Mapping[str, Rules] = {
     f"{_A}authorization:RoleAssignment": Rules(("principalId", "roleDefinitionId", "scope")),
     f"{_A}storage:StorageAccount": Rules(("accountName", "isHnsEnabled", "kind")),
     f"{_A}storage:BlobContainer": Rules(("accountName", "containerName")),
-    f"{_A}containerregistry:Registry": Rules(("registryName",)),
+    f"{_A}containerregistry:Registry": Rules(
+        ("registryName",), computed=lambda name, inputs: {"loginServer": simulated_registry.azure_host()}
+    ),
     f"{_A}monitor:DataCollectionEndpoint": Rules(
         ("location",), {f"{_A}monitor:DataCollectionRule": "the endpoint is linked to a rule"}
     ),

@@ -169,7 +169,7 @@ def test_destroy_leaves_only_what_the_settings_keep(lifecycle: Lifecycle, stack:
 
 def test_the_exported_state_contains_no_credential_in_plain_text(lifecycle: Lifecycle) -> None:
     _assert_ok(lifecycle.runs["up"])
-    planted = ["token-of-the-laptop", "a-token-that-must-not-survive", *CREDENTIALS.values()]
+    planted = ["token-of-the-laptop", "a-token-that-must-not-survive", "acr-refresh-", *CREDENTIALS.values()]
     assert [word for word in planted if word in lifecycle.state] == []
 
 
