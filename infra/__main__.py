@@ -1,4 +1,4 @@
-"""Preview, create, check and destroy a stack, print its cost, and compare instance types and charts."""
+"""Preview, create, check and destroy a stack, list what it left, print its cost, and compare types and charts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _ENGINE = {
     "preview": "show the changes that `up` would make",
     "up": "preview the changes, ask for confirmation and apply them",
     "refresh": "update the state from the resources in the cloud",
-    "destroy": "delete the stack's resources; asks for the stack's name",
+    "destroy": "delete the stack's resources and list what is left; asks for the stack's name",
     "outputs": "print the outputs of the last `up`: addresses, cost and the next commands",
 }
+_ORPHANS = "list resources of the stack that are in no state, with the command that removes each"
 _COST = {"cost": "print the hourly cost, item by item, without the engine or a login"}
 
 
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from infra.doctor import command
 
             return command.run(arguments)
+        if arguments.command == "orphans":
+            from infra.orphans import command as orphans
+
+            return orphans.run(arguments)
         return _cost(arguments) if arguments.command == "cost" else _table(arguments)
     except ValueError as error:  # SettingsError is one
         sys.stderr.write(f"error: {error}\n")
@@ -57,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (_ENGINE | _COST).items():
         _stack_options(commands.add_parser(name, help=text, description=text), name)
     _doctor_options(commands)
+    more = "Exit status: 0 nothing is left, 1 orphans, 2 no orphan found, but a kind could not be listed."
+    description = f"{_ORPHANS[0].upper()}{_ORPHANS[1:]}. {more}"
+    _stack_options(commands.add_parser("orphans", help=_ORPHANS, description=description), "orphans")
     instances = commands.add_parser("instances", help="compare GPU instance types by hardware, network and price")
     instances.add_argument("--cloud", help="show only the types of this cloud")
     charts = commands.add_parser(
@@ -127,7 +135,12 @@ def _engine(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # set by `nohup`
             signal.signal(number, signal.default_int_handler)
-    return command.run(arguments, stack_files.parse_assignments(getattr(arguments, "set", [])))
+    code = command.run(arguments, stack_files.parse_assignments(getattr(arguments, "set", [])))
+    if arguments.command == "destroy" and code == SUCCESS:
+        from infra.orphans import command as orphans
+
+        orphans.after_destroy(arguments)
+    return code
 
 
 def _cost(arguments: argparse.Namespace) -> int:

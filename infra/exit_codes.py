@@ -12,7 +12,9 @@ INTERRUPTED = 130
 
 #: `doctor` found a problem.
 PROBLEM_FOUND = 1
-#: `doctor` found no problem, but a check could not run.
+#: `orphans` found a resource that is in no state.
+ORPHANS_FOUND = 1
+#: `doctor` found no problem, or `orphans` no orphan, but a check could not run.
 CHECK_FAILED = 2
 
 #: Pulumi's code for a program that has already printed its error: the engine adds nothing.

@@ -118,15 +118,14 @@ class LiveStack:
 
     def outputs_if_up(self) -> StackOutputs | None:
         """Return the outputs of the last `up`, None for a stack that does not exist yet."""
-        try:
-            stack = self._open("outputs")
-        except OperationError:
-            stacks = [item.name for item in self._query("outputs", self._workspace.list_stacks)]
-            if self.name in stacks or self.name not in configuration.list_stacks(self.folder):
-                raise
-            return None
-        found = self._query("outputs", stack.outputs)
+        stack = self._open_if_created("outputs")
+        found = self._query("outputs", stack.outputs) if stack else {}
         return parse_outputs(self.name, {key: output.value for key, output in found.items()}) if found else None
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Return the resources of the state as the engine exports them, none for a stack that does not exist yet."""
+        stack = self._open_if_created("orphans")
+        return self._query("orphans", lambda: _resources(stack)) if stack else []
 
     @property
     def _file(self) -> Path:
@@ -150,6 +149,16 @@ class LiveStack:
                 self._display.print_line(f"creating stack {self.name!r}")
                 self._opened = self._query(verb, lambda: automation.Stack.create(self.name, self._workspace))
         return self._opened
+
+    def _open_if_created(self, verb: str) -> automation.Stack | None:
+        """Return the stack in the backend, None for one that has only a settings file."""
+        try:
+            return self._open(verb)
+        except OperationError:
+            stacks = [item.name for item in self._query(verb, self._workspace.list_stacks)]
+            if self.name in stacks or self.name not in configuration.list_stacks(self.folder):
+                raise
+            return None
 
     @contextmanager
     def _temporary_config(self, stack: automation.Stack) -> Iterator[str | None]:

@@ -35,6 +35,10 @@ COST = {
     "USD/H AT MAX": "{on_demand_usd_per_hour_at_max:.4f}",
 }
 
+_LEFTOVER = {"KIND": "{kind}", "ID": "{id}", "SINCE": "{since}", "USD/H": "{usd_per_hour}"}
+ORPHANS = {**_LEFTOVER, "REMOVE IT": "{remove}"}
+KEPT = {**_LEFTOVER, "WHY": "{kept}", "REMOVE IT": "{remove}"}
+
 
 def table(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
     """Format rows as text with aligned columns; None is shown as a dash."""

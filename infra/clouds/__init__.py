@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from infra.config.settings import StackSettings
     from infra.contract import Cluster, Credentials, Provision, Serve, TrainingService
     from infra.findings.model import CloudDoctor
+    from infra.findings.orphans import CloudOrphans
     from infra.policy_facts import CloudPolicy
 
 
@@ -59,6 +60,12 @@ class Cloud:
         """Return the checks of the account that run before `up`, None for a cloud without a `doctor.py`."""
         has_doctor = importlib.util.find_spec(f"{__name__}.{self.name}.doctor")
         return cast("CloudDoctor", self._module("doctor")) if has_doctor else None
+
+    @property
+    def orphans(self) -> CloudOrphans | None:
+        """Return the searches for what `destroy` left, None for a cloud without an `orphans` package."""
+        has_orphans = importlib.util.find_spec(f"{__name__}.{self.name}.orphans")
+        return cast("CloudOrphans", self._module("orphans")) if has_orphans else None
 
     @property
     def _credentials(self) -> Credentials:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from doctor_answers import Recorded, serving
+from doctor_answers import Recorded, read_context, serving
+from moto.server import ThreadedMotoServer
 
-from infra import stack_files
 from infra.findings.model import Context
 
 
 @pytest.fixture(autouse=True)
 def _network(loopback_only: None) -> None:
     """Keep every test of this folder on this machine."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Start moto for all tests of one file."""
+    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    yield f"http://{host}:{port}"
+    moto.stop()
 
 
 @pytest.fixture
@@ -28,25 +38,21 @@ def recorded() -> Iterator[Recorded]:
 @pytest.fixture
 def context() -> Callable[..., Context]:
     """Return a function that builds the context of one of this repository's stacks, with overrides and outputs."""
-
-    def build(
-        stack: str, overrides: Mapping[str, object] | None = None, outputs: Mapping[str, object] | None = None
-    ) -> Context:
-        read = stack_files.read(stack, overrides)
-        parsed = read.parse()
-        return Context(parsed.settings, read.values, parsed.sections["job"].model_extra or {}, outputs)
-
-    return build
+    return read_context
 
 
 @pytest.fixture
-def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, object] | None], Path]:
+def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Return a function that puts a fake `pulumi` first on PATH; without outputs it has no stack."""
 
-    def put(outputs: Mapping[str, object] | None, version: str = "v3.260.0") -> Path:
+    def put(
+        outputs: Mapping[str, object] | None, version: str = "v3.260.0", resources: Sequence[Mapping[str, object]] = ()
+    ) -> Path:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         (folder / "outputs.json").write_text(json.dumps(outputs or {}))
+        state = {"version": 3, "deployment": {"resources": list(resources)}}
+        (folder / "state.json").write_text(json.dumps(state))
         program = folder / "pulumi"
         missing = "echo 'error: no stack named found' >&2; exit 255" if outputs is None else "exit 0"
         program.write_text(
@@ -55,6 +61,7 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping
             f"  *version*) echo {version};;\n"
             '  *"plugin ls"*) echo "NAME  KIND  VERSION"; echo "kubernetes  resource  4.34.2";;\n'
             "  *\"stack ls\"*) echo '[]';;\n"
+            f'  *"stack export"*) cat {folder}/state.json;;\n'
             f'  *"stack output"*) cat {folder}/outputs.json;;\n'
             f'  *"stack select"*) {missing};;\n'
             "esac\n"

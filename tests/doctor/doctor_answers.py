@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from loopback import Handler, serve
 
+from infra import stack_files
 from infra.doctor.runner import answer
-from infra.findings.model import Check, Finding
+from infra.findings.model import Check, Context, Finding
 
 Answer = tuple[int, object] | Callable[[Mapping[str, str], bytes], tuple[int, object]]
 
@@ -79,3 +80,12 @@ def one(found: Mapping[str, Sequence[Finding]], name: str) -> Finding:
     """Return the only finding of a check."""
     (finding,) = found[name]
     return finding
+
+
+def read_context(
+    stack: str, overrides: Mapping[str, object] | None = None, outputs: Mapping[str, object] | None = None
+) -> Context:
+    """Return the context of one of this repository's stacks."""
+    read = stack_files.read(stack, overrides)
+    parsed = read.parse()
+    return Context(parsed.settings, read.values, parsed.sections["job"].model_extra or {}, outputs)

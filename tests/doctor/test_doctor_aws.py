@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import boto3
 import pytest
 from doctor_answers import Recorded, one, run_checks
-from moto.server import ThreadedMotoServer
 
 from infra.clouds.aws import doctor
 from infra.clouds.aws.doctor.queries import Queries
@@ -18,16 +17,6 @@ from infra.findings.model import Context
 Contexts = Callable[..., Context]
 P_ON_DEMAND, P4_SPOT, P5_SPOT, STANDARD = "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-1216C47A"
 VPCS, ADDRESSES = "L-F678F1CE", "L-0263D0A3"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Start moto for all tests of this file."""
-    moto = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"http://{host}:{port}"
-    moto.stop()
 
 
 @pytest.fixture

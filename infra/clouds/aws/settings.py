@@ -180,7 +180,7 @@ class Settings(ManagedStackSettings):
         yield from self._zone_problems()
         yield from self._address_problems()
         yield from self._access_problems()
-        yield from checks.one_of("system.instance_type", self.system.instance_type, _prices()["system_nodes"])
+        yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from _lustre_problems(self.storage.size_gib)
         yield from self._name_problems()
         if self.gpu.capacity == "capacity_block" and self._instance and not self.num_efa_interfaces:
@@ -263,7 +263,7 @@ class Settings(ManagedStackSettings):
 
     def cost_lines(self, num_gpu_nodes: int) -> Sequence[CostLine]:
         """Return the costs of the GPU nodes and of everything else that is billed by the hour, used or not."""
-        prices, num_system = _prices(), self.system.num_nodes
+        prices, num_system = price_table(), self.system.num_nodes
         volumes_gib = num_system * self.system.root_volume_gib + num_gpu_nodes * self.gpu.root_volume_gib
         lustre = prices["lustre"][str(self.storage.throughput_mb_per_second_per_tib)]
         return (
@@ -281,7 +281,7 @@ class Settings(ManagedStackSettings):
     @property
     def _system_price(self) -> float:
         """Return the price of a system node in USD per hour; `problems` rejects a type without a price."""
-        return _prices()["system_nodes"].get(self.system.instance_type, 0.0)
+        return price_table()["system_nodes"].get(self.system.instance_type, 0.0)
 
 
 def _lustre_problems(size_gib: int) -> Iterable[Problem]:
@@ -301,7 +301,7 @@ def _hourly(usd_per_month: float) -> float:
 
 
 @cache
-def _prices() -> Mapping[str, Mapping[str, float]]:
+def price_table() -> Mapping[str, Mapping[str, float]]:
     """Return the numbers of `prices.toml` by section, without dates and sources."""
     sections = tomllib.loads((Path(__file__).parent / "prices.toml").read_text())
     return {

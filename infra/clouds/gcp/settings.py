@@ -247,7 +247,7 @@ class Settings(ManagedStackSettings):
             yield from self._service_problems()
             return
         yield from self._address_problems()
-        yield from checks.one_of("system.instance_type", self.system.instance_type, _prices()["system_nodes"])
+        yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from self.storage.problems()
         yield from self.maintenance.problems_for(self.cluster.kubernetes_version)
 
@@ -303,7 +303,7 @@ class Settings(ManagedStackSettings):
         """
         if self.service:
             return super().cost_lines(num_gpu_nodes)
-        prices, num_system = _prices(), self.system.num_nodes
+        prices, num_system = price_table(), self.system.num_nodes
         nat = min((num_gpu_nodes + num_system) * prices["nat"]["node"], prices["nat"]["gateway_at_most"])
         system_price = prices["system_nodes"].get(self.system.instance_type, 0.0)
         return (
@@ -326,7 +326,7 @@ def _nearest_filestore_size(size_gib: int) -> int:
 
 
 @cache
-def _prices() -> Mapping[str, Mapping[str, float]]:
+def price_table() -> Mapping[str, Mapping[str, float]]:
     """Return the numbers of `prices.toml` by section, without dates and sources."""
     sections = tomllib.loads((Path(__file__).parent / "prices.toml").read_text())
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +13,9 @@ from infra.findings.common_causes import NO_CLIENT, SLOW
 from infra.findings.model import QueryFailedError
 
 Clients = Callable[[str], Any]
+
+#: More than the checks that use one service at the same time: urllib3 logs a warning for each connection above it.
+_MAX_CONNECTIONS = 32
 
 _DENIED = ("AccessDenied", "UnauthorizedOperation", "AuthFailure.")
 _REJECTED_CREDENTIALS = (
@@ -26,14 +30,21 @@ _REJECTED_CREDENTIALS = (
 def open_clients(region: str) -> Clients:
     """Return a function that creates the client of a service once; its timeouts are short because the user waits."""
     clients: dict[str, Any] = {}
+    lock = threading.Lock()  # checks run in parallel, and reading the description of EC2 takes a second
 
     def client(service: str) -> Any:
         import boto3
         from botocore.config import Config
 
-        if service not in clients:
-            config = Config(connect_timeout=5, read_timeout=15, retries={"mode": "standard", "total_max_attempts": 2})
-            clients[service] = boto3.session.Session(region_name=region).client(service, config=config)
+        with lock:
+            if service not in clients:
+                config = Config(
+                    connect_timeout=5,
+                    read_timeout=15,
+                    retries={"mode": "standard", "total_max_attempts": 2},
+                    max_pool_connections=_MAX_CONNECTIONS,
+                )
+                clients[service] = boto3.session.Session(region_name=region).client(service, config=config)
         return clients[service]
 
     return client

@@ -1,0 +1,131 @@
+"""Searches a cloud for one stack's resources, several kinds at a time, and compares them with the state."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra import stack_files
+from infra.automation import LiveStack
+from infra.automation.display import Silent
+from infra.doctor import runner
+from infra.exit_codes import CHECK_FAILED, ORPHANS_FOUND, SUCCESS
+from infra.findings.model import Check, Context, Finding, ok
+from infra.findings.orphans import CloudOrphans, Leftover, Search
+
+#: The first check of a cloud's doctor, which also shows that the account is the stack's.
+_CREDENTIALS = "credentials"
+#: The time limit of one kind; a list of thousands of entries has many pages.
+_SECONDS = 90.0
+#: Google's APIs return an id with or without its endpoint.
+_ENDPOINT = re.compile(r"^(https:)?//[\w.-]+\.googleapis\.com/(compute/)?(v1/)?")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a search; `not_checked` are the kinds that could not be listed, each with its reason and fix."""
+
+    stack: str
+    account: str
+    orphans: Sequence[Leftover]
+    kept: Sequence[Leftover]
+    not_checked: Sequence[Finding]
+    num_kinds: int
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code; an orphan counts more than a kind that could not be listed."""
+        return ORPHANS_FOUND if self.orphans else CHECK_FAILED if self.not_checked else SUCCESS
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Return the sum of the known prices of all orphans."""
+        return sum(item.usd_per_hour or 0.0 for item in self.orphans)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return plain values for JSON."""
+        return {
+            "stack": self.stack,
+            "exit_code": self.exit_code,
+            "account": self.account,
+            "usd_per_hour": round(self.usd_per_hour, 4),
+            "orphans": [_as_row(item) for item in self.orphans],
+            "kept": [_as_row(item) for item in self.kept],
+            "not_checked": [{"kind": item.check, "reason": item.result, "fix": item.fix} for item in self.not_checked],
+        }
+
+
+def search(name: str, folder: Path = stack_files.ROOT) -> Report:
+    """Return what stack `name` left; raise ValueError for an unknown stack, OperationError for an unreadable state."""
+    stack_files.require_file(name, folder)
+    configuration = stack_files.read(name, None, folder)
+    cloud = configuration.parse_leniently().cloud
+    orphans, doctor = cloud.orphans, cloud.doctor
+    if orphans is None or doctor is None:
+        return Report(name, "the stack has no resources outside its cluster", (), (), (), 0)
+    stack = configuration.parse()
+    live = LiveStack(name, folder=folder, display=Silent())
+    outputs = live.outputs_if_up()
+    resources = live.resources()
+    job = stack.sections["job"].model_extra or {}
+    context = Context(stack.settings, configuration.values, job, dataclasses.asdict(outputs) if outputs else None)
+    found, findings = run(orphans.searches(context), doctor.checks(context)[0], f"orphans of stack {name}")
+    account, *rest = findings
+    not_checked = [item for item in findings if item.status in ("problem", "unknown")]
+    orphaned, kept = compare(found, resources, orphans)
+    result = account.result if account.status == "ok" else "the account is unknown"
+    return Report(name, result, orphaned, kept, not_checked, len(rest))
+
+
+def run(searches: Sequence[Search], credentials: Check, title: str) -> tuple[list[Leftover], list[Finding]]:
+    """Run all searches in parallel; return what they found, in their order, and one finding for each of them."""
+    found: dict[str, list[Leftover]] = {}
+
+    def collect(query: Search) -> Callable[[], Finding]:
+        def check() -> Finding:
+            listed = list(query.run())
+            found[query.kind] = listed
+            return ok(f"{len(listed)} found")
+
+        return check
+
+    first = Check(_CREDENTIALS, credentials.run, seconds=_SECONDS)
+    checks = [Check(query.kind, collect(query), _CREDENTIALS, _SECONDS) for query in searches]
+    findings = runner.run([first, *checks], title)
+    return [item for query in searches for item in found.get(query.kind, ())], findings
+
+
+def compare(
+    found: Sequence[Leftover], resources: Sequence[Mapping[str, Any]], cloud: CloudOrphans
+) -> tuple[list[Leftover], list[Leftover]]:
+    """Return the orphans and what is kept on purpose; what the state knows, or its cluster uses, is neither."""
+    known = {_normalize(text) for resource in resources for text in _identifiers(resource)}
+    has_cluster = any(resource["type"] == cloud.CLUSTER for resource in resources)
+    unknown = [
+        item
+        for item in dict.fromkeys(found)
+        if known.isdisjoint(map(_normalize, (item.id, *item.aliases))) and not (item.of_cluster and has_cluster)
+    ]
+    return [item for item in unknown if not item.kept], [item for item in unknown if item.kept]
+
+
+def _identifiers(resource: Mapping[str, Any]) -> list[str]:
+    """Return the identifiers of a resource of the state."""
+    outputs = resource.get("outputs") or {}
+    values = [resource.get("id"), *(outputs.get(key) for key in ("arn", "id", "selfLink"))]
+    return [value for value in values if isinstance(value, str) and value]
+
+
+def _normalize(identifier: str) -> str:
+    """Return an identifier as it is compared: Azure ignores its case, Google omits its endpoint."""
+    return _ENDPOINT.sub("", identifier).lower()
+
+
+def _as_row(item: Leftover) -> dict[str, object]:
+    row = dataclasses.asdict(item)
+    del row["aliases"], row["of_cluster"]
+    return row
