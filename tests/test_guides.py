@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import typing
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -236,8 +235,6 @@ def has_key(model: type[BaseModel], key: str) -> bool:
         if not fields or part not in fields:
             return False
         current = fields[part].annotation
-        # An entry of a list of sections.
-        current = next(iter(typing.get_args(current)), current) if typing.get_origin(current) is tuple else current
     return True
 
 
