@@ -57,11 +57,15 @@ class CustomResource:
 
 @dataclass(frozen=True)
 class ChartRequest:
-    """A Helm chart that a cluster needs: its key in the pinned table, its values and its custom resources."""
+    """A Helm chart that a cluster needs: its key in the pinned table, its values and its custom resources.
+
+    `runtime_class` is the RuntimeClass that its operator creates for pods that use GPUs without requesting one.
+    """
 
     key: str
     values: Mapping[str, object] = field(default_factory=dict)
     resources: Sequence[CustomResource] = ()
+    runtime_class: str | None = None
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ class Addons(pulumi.ComponentResource):
     ) -> None:
         super().__init__("torchrec-cloud:addons:Addons", name, None, opts)
         self._name, self._cluster = name, cluster
-        monitoring_stack = self._install_monitoring() if monitored else []
+        prometheus = self._install_prometheus() if monitored else None
         hardware = self._install_hardware()
+        watchers = self._install_watchers(prometheus, hardware) if prometheus else []
         operator = self._install_if_needed(launchers.operator(launcher), [])
         # Kueue looks for the operators' kinds at its start, so it is installed after them.
         queue = self._install_if_needed(launchers.kueue(launcher) if queued else None, operator)
         others = [item for request in cluster.charts for item in self._install_if_needed(request, [])]
-        self.ready = (*monitoring_stack, *hardware, *operator, *queue, *others)
+        self.ready = (*watchers, *hardware, *operator, *queue, *others)
         self.register_outputs({})
 
     def _install_hardware(self) -> list[pulumi.Resource]:
@@ -43,16 +44,23 @@ class Addons(pulumi.ComponentResource):
         fabric = self._install_if_needed(self._cluster.fabric.chart, [])
         return [*fabric, *self._install_if_needed(self._cluster.gpu.chart, fabric)]
 
-    def _install_monitoring(self) -> list[pulumi.Resource]:
-        """Install Prometheus, then the exporter, whose ServiceMonitor is a kind of the Prometheus operator."""
-        request = monitoring.prometheus_stack()
-        stack = self._install(request, [])
-        child = pulumi.ResourceOptions(parent=self, depends_on=list(stack.ready), provider=self._cluster.provider)
-        board = monitoring.dashboard(f"{self._name}-dashboard", charts.table()[request.key].namespace, child)
+    def _install_prometheus(self) -> Operator:
+        """Install Prometheus and Grafana with their operator."""
+        return self._install(monitoring.prometheus_stack(), [])
+
+    def _install_watchers(self, prometheus: Operator, hardware: Sequence[pulumi.Resource]) -> list[pulumi.Resource]:
+        """Install the dashboard and the GPU exporter.
+
+        The exporter's ServiceMonitor is a kind of the Prometheus operator, its RuntimeClass an object of the GPU's.
+        """
+        child = pulumi.ResourceOptions(parent=self, depends_on=list(prometheus.ready), provider=self._cluster.provider)
+        namespace = charts.table()[monitoring.prometheus_stack().key].namespace
+        board = monitoring.dashboard(f"{self._name}-dashboard", namespace, child)
         exporter: list[pulumi.Resource] = []
         if not self._cluster.gpu.exports_metrics:
-            exporter = list(self._install(gpu.dcgm_exporter(self._cluster.gpu), stack.ready, stack.namespace).ready)
-        return [*stack.ready, board, *exporter]
+            request = gpu.dcgm_exporter(self._cluster.gpu)
+            exporter = list(self._install(request, [*prometheus.ready, *hardware], prometheus.namespace).ready)
+        return [*prometheus.ready, board, *exporter]
 
     def _install_if_needed(
         self, request: ChartRequest | None, after: Sequence[pulumi.Resource]

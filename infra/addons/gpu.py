@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from infra.contract import ChartRequest, GpuPool, Toleration
+
+#: The operator's RuntimeClass (operator.runtimeClass in the values of its chart).
+_RUNTIME_CLASS = "nvidia"
 
 #: Replaces the exporter's default list, which lacks throttling and NVLink.
 COUNTERS = Path(__file__).resolve().parents[1] / "monitoring" / "counters.csv"
@@ -42,16 +45,22 @@ def gpu_operator(
     if finds_features:
         # The chart's default covers nvidia.com/gpu only: GPUs of nodes with another taint would never be detected.
         values["node-feature-discovery"] = {"worker": {"tolerations": _tolerations(tolerations)}}
-    return ChartRequest("gpu-operator", values)
+    return ChartRequest("gpu-operator", values, runtime_class=_RUNTIME_CLASS if installs_driver else None)
 
 
 def dcgm_exporter(pool: GpuPool) -> ChartRequest:
-    """Return the exporter of this pool's GPU metrics, which the Prometheus of the stack discovers."""
-    values: Mapping[str, object] = {
+    """Return the exporter of this pool's GPU metrics, which the Prometheus of the stack discovers.
+
+    It requests no GPU. Where the GPU operator configures containerd, only its RuntimeClass gives such a pod the driver:
+    with CDI the NVIDIA runtime is not the default (gpu-operator, transformToolkitCtrForCDI; dcgm-exporter#612).
+    """
+    values: dict[str, object] = {
         "nodeSelector": dict(pool.node_selector),
         "tolerations": _tolerations(pool.tolerations),
         "serviceMonitor": {"enabled": True, "interval": "15s"},
         "kubernetes": {"enablePodLabels": True},
         "customMetrics": COUNTERS.read_text(encoding="utf-8"),
     }
+    if pool.chart and pool.chart.runtime_class:
+        values["runtimeClassName"] = pool.chart.runtime_class
     return ChartRequest("dcgm-exporter", values)

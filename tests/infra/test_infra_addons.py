@@ -142,6 +142,33 @@ def test_the_fabrics_driver_is_installed_before_the_gpus(install: Callable[..., 
     assert by_name["gpu-operator"].inputs["values"]["nfd"] == {"enabled": False}, "two feature discoveries conflict"
 
 
+def test_the_gpu_exporter_uses_the_runtime_of_an_operator_that_installs_the_driver(
+    install: Callable[..., Recording],
+) -> None:
+    operator = gpu.gpu_operator((GPU_TAINT,), installs_driver=True, finds_features=True, rdma=False)
+    recording = install(monitored=True, gpu_chart=operator)
+    by_name = {item.inputs["name"]: item for item in recording.of_type(RELEASE)}
+    exporter = by_name["dcgm-exporter"]
+    assert exporter.inputs["values"]["runtimeClassName"] == "nvidia", "it requests no GPU, so CDI would give it none"
+    assert recording.needs(exporter, by_name["gpu-operator"]), "the operator creates the RuntimeClass"
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        None,
+        gpu.device_plugin((GPU_TAINT,)),
+        gpu.gpu_operator((GPU_TAINT,), installs_driver=False, finds_features=True, rdma=False),
+    ],
+)
+def test_the_gpu_exporter_uses_the_default_runtime_of_a_node_image_with_a_driver(
+    install: Callable[..., Recording], chart: ChartRequest | None
+) -> None:
+    recording = install(monitored=True, gpu_chart=chart)
+    by_name = {item.inputs["name"]: item for item in recording.of_type(RELEASE)}
+    assert "runtimeClassName" not in by_name["dcgm-exporter"].inputs["values"]
+
+
 def test_operators_depend_on_the_nodes(install: Callable[..., Recording]) -> None:
     recording = install("trainjob")
     assert recording.needs(recording.one(RELEASE), recording.one("pulumi:providers:kubernetes"))
