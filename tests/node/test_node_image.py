@@ -41,8 +41,8 @@ def trained(node: Node, load: float) -> Run:
     return run
 
 
-def run_in_container(run: Run, name: str, *arguments: str) -> tuple[int, str]:
-    """Run the image in a pod with the run's settings, and return exit code and log."""
+def run_in_container(run: Run, name: str, *arguments: str, empty_dir: str | None = None) -> tuple[int, str]:
+    """Run the image in a pod with the run's settings, and an empty volume at a path; return exit code and log."""
     facts = run.facts()
     container = {"name": name, "args": list(arguments), "resources": {}}
     pod = helper_pod(facts, component=name, containers=[container])
@@ -52,6 +52,9 @@ def run_in_container(run: Run, name: str, *arguments: str) -> tuple[int, str]:
     # Copied, because containers of helper pods share one list of mounts.
     mounts = pod["spec"]["containers"][0]["volumeMounts"]
     pod["spec"]["containers"][0]["volumeMounts"] = [*mounts, {"name": "config", "mountPath": CONFIG_DIR}]
+    if empty_dir:
+        pod["spec"]["volumes"].append({"name": "empty", "emptyDir": {}})
+        pod["spec"]["containers"][0]["volumeMounts"].append({"name": "empty", "mountPath": empty_dir})
     metadata = {**pod["metadata"], "name": name, "namespace": run.namespace}
     run.node.apply([{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}])
 
@@ -119,6 +122,15 @@ def test_the_container_is_non_root_and_its_root_is_read_only(trained: Run) -> No
     assert output.splitlines()[0] == "10001"
     assert "refused" in output
     assert output.splitlines()[-1] == "written"
+
+
+def test_the_container_loads_a_driver_that_gke_mounts(trained: Run) -> None:
+    library, folder = "libcuda.so.1", "/usr/local/nvidia/lib64"
+    build = f"echo 'int cuInit() {{ return 42; }}' | gcc -x c -shared -fPIC -o {folder}/{library} -"
+    load = f"python -c 'import ctypes; print(ctypes.CDLL(\"{library}\").cuInit())'"
+    code, output = run_in_container(trained, "driver", "sh", "-c", f"{build} && {load}", empty_dir=folder)
+    assert code == 0, output
+    assert output.split() == ["42"]
 
 
 def test_a_user_error_ends_the_container_with_exit_code_2_and_one_line(trained: Run) -> None:
