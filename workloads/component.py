@@ -73,6 +73,7 @@ class TrainingJob(pulumi.ComponentResource):
                     provider=self._provider,
                     depends_on=[*self._after, *before],
                     delete_before_replace=key in _DELETED_BEFORE_REPLACE,
+                    replace_with=_replaced_with(key, registered),
                     custom_timeouts=_timeouts(key, self._job_settings),
                 ),
             )
@@ -99,6 +100,14 @@ class KubernetesObject(pulumi.CustomResource):
         super().__init__(f"kubernetes:{token}:{kind}", name, dict(body), pulumi.ResourceOptions.merge(opts, provider))
 
 
+def _replaced_with(key: str, registered: Mapping[str, pulumi.Resource]) -> list[pulumi.Resource] | None:
+    """Return the objects with which an object is replaced.
+
+    A netcheck needs the nodes of a running training, so the training is deleted before and resumes after it.
+    """
+    return [registered[NETCHECK]] if key == JOB and NETCHECK in registered else None
+
+
 def _dependencies(key: str, job: JobSettings) -> list[str]:
     """Return the objects that must exist before an object; a Job that Pulumi waits for must have succeeded."""
     if key in _CREATED_FIRST:
@@ -111,7 +120,8 @@ def _dependencies(key: str, job: JobSettings) -> list[str]:
         return [*dependencies, "netcheck-service"]
     if key == JOB:
         dependencies += ["job-service", "job-trainingruntime", "budget"]
-        dependencies += [NETCHECK] if job.netcheck.gate else []
+        # Also without a gate, as the pods of the older Job get the nodes first.
+        dependencies += [NETCHECK]
         dependencies += [DATASET] if job.dataset.wait else []
     return dependencies
 

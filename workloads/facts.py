@@ -71,6 +71,14 @@ class Facts:
         return self.gpus_per_node or self.job.processes_per_node or 1
 
     @property
+    def has_netcheck(self) -> bool:
+        """Return whether the fabric is measured before the training; by default with RDMA on a fixed set of nodes."""
+        enabled = self.job.netcheck.enabled
+        if enabled is None:
+            return self.fabric.rdma and self.min_nodes == self.nodes > 1
+        return enabled
+
+    @property
     def common_labels(self) -> dict[str, str]:
         """Return the labels of every object of the stack."""
         return {**self.labels, **PART_OF}

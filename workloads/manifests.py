@@ -35,7 +35,7 @@ def build_manifests(facts: Facts) -> dict[str, Manifest]:
         found |= _by_kind("tensorboard", tensorboard.build(facts))
     if facts.job.dataset.source:
         found[DATASET] = dataset.build(facts)
-    if facts.job.netcheck.enabled:
+    if facts.has_netcheck:
         service, job = netcheck.build(facts)
         found |= {"netcheck-service": service, NETCHECK: job}
     launched = load(facts.job.launcher).build(facts, config["metadata"]["name"])

@@ -58,10 +58,12 @@ class Dataset(Section):
 class Netcheck(Section):
     """A Job that measures all-to-all and all-reduce over the whole pool, which detects a silent fallback to TCP.
 
-    With `gate` the training starts only after at least `min_gb_per_s` per GPU was measured over the cluster's fabric.
+    `enabled` defaults to true for a job of several nodes with RDMA that is not elastic: an elastic job may start with
+    fewer nodes. With `gate` the training starts only after at least `min_gb_per_s` per GPU was measured over the
+    cluster's fabric.
     """
 
-    enabled: bool = False
+    enabled: bool | None = None
     gate: bool = True
     min_gb_per_s: float = Field(0, ge=0)
     timeout_minutes: Positive = 30

@@ -74,6 +74,9 @@ def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
     _run(lifecycle, project, "again", "up", "cli")
     project.set("trainer.data.seed", 7)
     _run(lifecycle, project, "seed", "up", "automation")
+    if stack in ("aws", "azure"):
+        project.set("job.env.NCCL_DEBUG", "WARN")
+        _run(lifecycle, project, "environment", "up", "automation")
     project.set("gpu.nodes.max", 4)
     _run(lifecycle, project, "nodes", "up", "automation")
     project.set("storage.size_gib", LARGER_GIB[stack])

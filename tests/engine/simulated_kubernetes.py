@@ -34,6 +34,8 @@ _CHART_GROUPS = {
     "kubeflow-trainer": ("trainer.kubeflow.org", "jobset.x-k8s.io"),
     "kueue": ("kueue.x-k8s.io",),
 }
+#: Kinds of a training's job.
+_TRAININGS = ("batch/v1:Job", ":PyTorchJob", ":TrainJob")
 _METADATA = ("metadata.name", "metadata.namespace")
 _JOB = ("spec.completions", "spec.parallelism", "spec.selector", "spec.template")
 _SOURCES = ("csi", "nfs", "hostPath")
@@ -73,6 +75,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
         _require_namespace(world, inputs)
         if token == _RELEASE:
             _require_nodes(world, "INSTALLATION FAILED: context deadline exceeded")
+        _require_free_nodes(world, inputs)
 
     def updated(world: World, resource: Resource, inputs: Inputs) -> None:
         check_access(world)
@@ -143,6 +146,16 @@ def _require_namespace(world: World, inputs: Inputs) -> None:
 def _require_nodes(world: World, error: str) -> None:
     if "127.0.0.1" not in world.kubeconfig and not world.ready(*_NODES):
         raise Refused(f"{error}: 0 nodes are available")
+
+
+def _require_free_nodes(world: World, inputs: Inputs) -> None:
+    """Refuse a netcheck, which needs every node, while the pods of a training own them (required anti-affinity)."""
+    label = "app.kubernetes.io/component"
+    if (at(inputs, "metadata.labels") or {}).get(label) != "netcheck" or "parallelism" not in inputs.get("spec", {}):
+        return
+    for other in world.resources.values():
+        if other.type.endswith(_TRAININGS) and (at(other.inputs, "metadata.labels") or {}).get(label) == "training":
+            raise Refused(f"timed out waiting for the condition: pods are pending, as {other.name} owns their nodes")
 
 
 def _check_immutable(token: str, old: Inputs, new: Inputs) -> None:

@@ -102,6 +102,19 @@ def test_another_seed_replaces_the_job_and_its_settings_and_nothing_else(lifecyc
     assert order.index(("delete", job)) < order.index(("delete", config)), "a pod would restart without its settings"
 
 
+def test_a_changed_environment_measures_the_fabric_again_on_the_nodes_of_the_training(
+    lifecycle: Lifecycle, stack: str
+) -> None:
+    if stack not in ("aws", "azure"):
+        assert "environment" not in lifecycle.runs, "only RDMA is measured by default"
+        return
+    _assert_ok(lifecycle.runs["environment"])
+    order = [(verb, name) for verb, _, name in lifecycle.logs["environment"]]
+    job, netcheck = f"{stack}-training-job", f"{stack}-training-netcheck"
+    replaced = [(verb, name) for verb, name in order if name in (job, netcheck)]
+    assert replaced == [("delete", job), ("delete", netcheck), ("create", netcheck), ("create", job)]
+
+
 def test_more_nodes_update_the_pool_in_place(lifecycle: Lifecycle, stack: str) -> None:
     run = lifecycle.runs["nodes"]
     _assert_ok(run)

@@ -375,6 +375,34 @@ def test_the_netcheck_has_the_image_the_nodes_and_the_devices_of_the_training() 
     assert "pulumi.com/skipAwait" not in found["metadata"].get("annotations", {}), "Pulumi waits for a gate"
 
 
+@pytest.mark.parametrize(
+    ("cloud", "job", "measured"),
+    [
+        ("aws", {}, True),
+        ("azure", {}, True),
+        ("gcp", {}, False),
+        ("local", {}, False),
+        ("aws", {"nodes": 1}, False),
+        ("aws", {"min_nodes": 1}, False),
+        ("aws", {"netcheck": {"enabled": False}}, False),
+        ("gcp", {"netcheck": {"enabled": True}}, True),
+        ("aws", {"nodes": 1, "netcheck": {"enabled": True}}, True),
+    ],
+)
+def test_the_fabric_is_measured_by_default_with_rdma_on_a_fixed_set_of_nodes(
+    cloud: str, job: dict[str, Any], measured: bool
+) -> None:
+    assert ("netcheck" in build_manifests(facts(cloud, job))) is measured
+
+
+@pytest.mark.parametrize("step", ["dataset", "netcheck"])
+def test_pulumi_repeats_a_failed_job_that_it_waits_for(step: str) -> None:
+    found = build_manifests(facts("aws", EVERYTHING))[step]
+    assert found["metadata"]["annotations"] == {"pulumi.com/replaceUnready": "true"}, (
+        "the next `up` would wait for the failed Job"
+    )
+
+
 def test_pulumi_does_not_wait_for_a_netcheck_without_a_gate() -> None:
     found = build_manifests(facts("aws", {"netcheck": {"enabled": True, "gate": False}}))["netcheck"]
     assert found["metadata"]["annotations"] == {"pulumi.com/skipAwait": "true"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.facts import Facts
-from workloads.objects.manifest import NO_WAIT, Manifest, build_manifest, component_labels, hashed_name
+from workloads.objects.manifest import AWAITED, NO_WAIT, Manifest, build_manifest, component_labels, hashed_name
 from workloads.objects.pod import helper_pod
 
 DATASET = "dataset"
@@ -51,5 +51,5 @@ def build(facts: Facts) -> Manifest:
         hashed_name(DATASET, spec),
         {"spec": spec},
         labels=component_labels(facts, DATASET),
-        annotations=None if settings.wait else NO_WAIT,
+        annotations=AWAITED if settings.wait else NO_WAIT,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainer.exit_codes import EXIT_RESTART, EXIT_USER_ERROR
 from workloads.facts import Facts
-from workloads.objects.manifest import NO_WAIT, Manifest, build_manifest, hashed_name
+from workloads.objects.manifest import AWAITED, NO_WAIT, Manifest, build_manifest, hashed_name
 from workloads.objects.pod import training_pod
 
 _CONTAINER = "trainer"
@@ -38,7 +38,7 @@ def indexed_job(
 
     # The arguments contain the name, so the hash is of the specification with an empty name.
     name = hashed_name(base, build_spec(""))
-    annotations = None if await_completion else NO_WAIT
+    annotations = AWAITED if await_completion else NO_WAIT
     body = {"spec": build_spec(name)}
     return build_manifest(facts, "batch/v1", "Job", name, body, labels=labels, annotations=annotations)
 

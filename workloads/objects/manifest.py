@@ -15,6 +15,8 @@ Manifest = dict[str, Any]
 TRAINING = "training"
 #: The annotation that keeps Pulumi from waiting until an object is ready, or a training has ended.
 NO_WAIT = {"pulumi.com/skipAwait": "true"}
+#: Pulumi waits for a Job and runs it again at the next `up` if it failed, instead of waiting for the failed one.
+AWAITED = {"pulumi.com/replaceUnready": "true"}
 
 
 def short_hash(value: object) -> str:
