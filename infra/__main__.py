@@ -122,6 +122,9 @@ def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
         )
     if name in {"up", "destroy"}:
         command.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    if name == "up":
+        text = "replace this resource even if nothing about it changes, such as a node group in the state CREATE_FAILED"
+        command.add_argument("--replace", metavar="URN", action="append", default=[], help=text)
     if name == "outputs":
         command.add_argument("--show-secrets", action="store_true", help="also print the kubeconfig")
 

@@ -217,6 +217,7 @@ class Registry:
 class Cluster:
     """A Kubernetes cluster that can run the trainer, with everything else that a job uses.
 
+    `disk_class` is a storage class for disks that one pod mounts, None if the cluster has none that outlives a node.
     `before_operators` must exist before a chart can be scheduled (system nodes), `before_workloads` before a training
     pod can (GPU pool, volume, identity); the engine deletes them in reverse order. `commands` are shell lines for the
     user, by purpose: `registry_login`, `upload_data`.
@@ -235,6 +236,7 @@ class Cluster:
     registry: Registry
     labels: Mapping[str, str]
     charts: Sequence[ChartRequest] = ()
+    disk_class: str | None = None
     commands: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     before_operators: Sequence[pulumi.Resource] = ()
     before_workloads: Sequence[pulumi.Resource] = ()

@@ -46,7 +46,7 @@ class Addons(pulumi.ComponentResource):
 
     def _install_prometheus(self) -> Operator:
         """Install Prometheus and Grafana with their operator."""
-        return self._install(monitoring.prometheus_stack(), [])
+        return self._install(monitoring.prometheus_stack(self._cluster.disk_class), [])
 
     def _install_watchers(self, prometheus: Operator, hardware: Sequence[pulumi.Resource]) -> list[pulumi.Resource]:
         """Install the dashboard and the GPU exporter.

@@ -60,7 +60,7 @@ def _preview(arguments: argparse.Namespace, settings: Mapping[str, str], display
 def _up(arguments: argparse.Namespace, settings: Mapping[str, str], display: Display) -> None:
     stack = _open_stack(arguments, display, settings)
     approve = None if arguments.yes else _ask_for_approval(arguments.stack)
-    _print_outputs(stack.up(approve), arguments, secrets=False)
+    _print_outputs(stack.up(approve, arguments.replace), arguments, secrets=False)
 
 
 def _refresh(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:

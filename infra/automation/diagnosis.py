@@ -20,6 +20,9 @@ _MAX_CAUSES = 5
 _NOISE = re.compile(r"^(update|preview|refresh|destroy|resource (creation|update|deletion)) (failed|canceled)$")
 _TRACE = "Traceback (most recent call last):"
 _BULLETS = re.compile(r"^\d+ errors? occurred:\s*\*\s*", re.DOTALL)
+#: States of a resource that exists although its creation failed. The engine retries such a creation as an update
+#: without changes, which succeeds and leaves the resource as it is: https://github.com/pulumi/pulumi/issues/17881
+_DEAD_STATES = ("CREATE_FAILED",)
 _PROVIDER_SOURCE = re.compile(r"^sdk-v2/provider2?\.go:\d+: sdk\.helper_schema: (.*): provider=\S+$", re.DOTALL)
 
 
@@ -128,8 +131,15 @@ def _explain_resources(errors: Sequence[Diagnostic], attempt: Attempt) -> Operat
     lines += [f"and {len(causes) - _MAX_CAUSES} more"] if len(causes) > _MAX_CAUSES else []
     lines += [f"remaining: {attempt.remaining}"] if attempt.remaining else []
     or_destroy = f"   (or delete everything: python -m infra destroy --stack {attempt.stack})"
-    lines += [f"fix the cause, then: {attempt.retry_command}{or_destroy if attempt.verb == 'up' else ''}"]
+    retry = attempt.retry_command + "".join(f" --replace '{urn}'" for urn in _dead_resources(errors))
+    lines += [f"fix the cause, then: {retry}{or_destroy if attempt.verb == 'up' else ''}"]
     return OperationError("\n  ".join(lines), FAILURE)
+
+
+def _dead_resources(errors: Sequence[Diagnostic]) -> list[str]:
+    """Return the URNs of resources that exist in a state which only a replacement ends."""
+    found = [item.urn for item in errors if item.urn and any(state in item.message for state in _DEAD_STATES)]
+    return list(dict.fromkeys(found))
 
 
 def _explain_program(errors: Sequence[Diagnostic], attempt: Attempt) -> OperationError | None:

@@ -51,6 +51,7 @@ class Diagnostic:
     message: str
     type: str = ""
     name: str = ""
+    urn: str = ""
 
     @property
     def is_from_program(self) -> bool:
@@ -128,7 +129,7 @@ class Progress:
         if event.ephemeral or not text:
             return
         if event.severity == "error":
-            self.errors.append(Diagnostic(text, *_type_and_name(event.urn or "")))
+            self.errors.append(Diagnostic(text, *_type_and_name(event.urn or ""), event.urn or ""))
             return
         if event.severity not in {"warning", "info", "info#err"}:
             return

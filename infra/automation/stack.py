@@ -77,19 +77,23 @@ class LiveStack:
         with self._temporary_config(stack) as config:
             return self._run("preview", stack.preview, config_file=config, **self._policies)
 
-    def up(self, approve: Approve | None = None) -> StackOutputs:
-        """Apply the settings to the cloud, if `approve` accepts the preview, and return the outputs."""
+    def up(self, approve: Approve | None = None, replace: Sequence[str] = ()) -> StackOutputs:
+        """Apply the settings to the cloud, if `approve` accepts the preview, and return the outputs.
+
+        The resources with the URNs `replace` are replaced even if nothing about them changes.
+        """
+        replaced = {"replace": list(replace)} if replace else {}
         self._check_settings()
         stack = self._open("up", create=True)
         self._check_account("up", stack)
         with self._temporary_config(stack) as config:
             if approve or config:
-                plan = self._run("preview", stack.preview, config_file=config, **self._policies)
+                plan = self._run("preview", stack.preview, config_file=config, **self._policies, **replaced)
                 if approve and not approve(plan):
                     raise CancelledError("nothing was changed")
             if config:
                 Path(config).replace(self._file)
-        self._run("up", stack.up, **self._policies)
+        self._run("up", stack.up, **self._policies, **replaced)
         return self.outputs()
 
     def refresh(self) -> Changes:

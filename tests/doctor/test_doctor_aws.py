@@ -138,6 +138,14 @@ def test_zones_unavailable_to_the_account_are_reported(context: Contexts) -> Non
     assert finding.result.startswith("us-west-1f not in this account; us-west-1 has us-west-1a")
 
 
+@pytest.mark.usefixtures("account")
+def test_a_zone_that_eks_does_not_support_is_reported_with_one_that_it_does(context: Contexts) -> None:
+    settings = context("aws", {"aws:region": "us-east-1", "network.zones": ["us-east-1a", "us-east-1e"]})
+    finding = one(run_checks(doctor.checks(settings), "zones"), "zones")
+    assert finding.status == "problem"
+    assert finding.result.startswith("us-east-1e is use1-az3; us-east-1a")
+
+
 RESERVED = {"gpu.capacity": "reservation", "gpu.reservation_id": "cr-0123456789abcdef0"}
 
 

@@ -14,6 +14,9 @@ from opt_in import is_requested
 FOLDER = Path(__file__).resolve().parent
 STACKS = ("aws", "azure", "gcp", "local")
 
+#: Fixtures that run the CLI.
+_NEED_ENGINE = {"lifecycles", "vertex_lifecycle", "project", "opened"}
+
 #: Fail a create at every position instead of at eight of them. This takes hours instead of minutes.
 FULL = os.environ.get("ENGINE_FULL") == "1"
 
@@ -26,9 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests that need the CLI if it is missing; tests of the simulation itself do not need it."""
     for item in items:
-        needs_engine = FOLDER in item.path.parents and {"lifecycles", "vertex_lifecycle", "project"} & set(
-            getattr(item, "fixturenames", ())
-        )
+        fixtures = set(getattr(item, "fixturenames", ()))
+        needs_engine = FOLDER in item.path.parents and fixtures & _NEED_ENGINE
         if needs_engine and (reason := _obstacle(config)):
             item.add_marker(pytest.mark.skip(reason=reason))
 

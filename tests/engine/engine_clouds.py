@@ -63,7 +63,7 @@ def _invokes() -> dict[str, Invoke]:
     def invoke(token: str) -> Invoke:
         return lambda world, arguments: _with_new_credentials(_CALLS[token](arguments))
 
-    return {token: invoke(token) for token in _CALLS}
+    return {token: invoke(token) for token in _CALLS} | dict(simulated_aws.CALLS)
 
 
 #: Credentials in function results, by their keys in the mocks, and the prefix of each.

@@ -102,12 +102,16 @@ class Rules:
 
 @dataclass
 class Faults:
-    """The pending faults. Each happens once, except `delay_seconds`, which applies to every create."""
+    """The pending faults. Each happens once, except `delay_seconds`, which applies to every create.
+
+    `nodes_available` is how many GPU nodes a cloud can start in one pool, None for any number.
+    """
 
     fail_create: int | None = None
     lose_create: int | None = None
     refuse_delete: set[str] = field(default_factory=set)
     delay_seconds: float = 0.0
+    nodes_available: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from engine_values import at
-from engine_world import Inputs, Refused, Resource, Rules, World
+from engine_world import Inputs, PartlyCreated, Refused, Resource, Rules, World
 
 _DEPENDENCY = "DependencyViolation"
 _INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
@@ -55,9 +55,44 @@ def _nodes_created(world: World, inputs: Inputs) -> None:
     _policies_attached(world, inputs["nodeRoleArn"])
 
 
+def _cluster_created(world: World, inputs: Inputs) -> None:
+    """Refuse a zone without EKS: https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html.
+
+    These letters are those of one account; the ids are use1-az3, usw1-az2 and cac1-az3 in all of them.
+    """
+    for subnet in world.of_type("aws:ec2/subnet:Subnet"):
+        zone = subnet.inputs.get("availabilityZone")
+        if subnet.id in inputs["vpcConfig"]["subnetIds"] and zone in ("us-east-1e", "us-west-1c", "ca-central-1d"):
+            raise Refused(f"UnsupportedAvailabilityZoneException: EKS does not support creating cluster in {zone}")
+
+
+def _nodes_started(world: World, resource: Resource) -> None:
+    """Fail a group whose nodes have no capacity: it exists in CREATE_FAILED, and nothing repairs it.
+
+    https://github.com/aws/containers-roadmap/issues/2204; `waitNodegroupCreated` of terraform-provider-aws
+    (internal/service/eks/node_group.go) waits for ACTIVE, and every later read returns the status.
+    """
+    resource.computed["status"] = "ACTIVE"
+    available, requested = world.faults.nodes_available, resource.inputs["scalingConfig"]["desiredSize"]
+    if available is not None and "NVIDIA" in resource.inputs["amiType"] and requested > available:
+        resource.computed["status"] = "CREATE_FAILED"
+        raise PartlyCreated(
+            f"waiting for EKS Node Group ({resource.inputs['clusterName']}:{resource.id}) create: unexpected state "
+            "'CREATE_FAILED'. last error: AsgInstanceLaunchFailures: Could not launch "
+            "On-Demand Instances. InsufficientInstanceCapacity"
+        )
+
+
 def _nodes_resized(world: World, resource: Resource, inputs: Inputs) -> None:
-    """Refuse bounds that exclude the current size, which the autoscaler sets."""
-    scaling = inputs["scalingConfig"]
+    """Apply a changed size with the number of nodes that the request contains, and refuse bounds that exclude it.
+
+    `resourceNodeGroupUpdate` of terraform-provider-aws (internal/service/eks/node_group.go) sends `scaling_config` only
+    if it has changed, and `expandNodegroupScalingConfig` then sends all of it: the number of nodes in the state too.
+    """
+    live, scaling = resource.inputs["scalingConfig"], inputs["scalingConfig"]
+    if all(scaling[key] == live[key] for key in ("minSize", "maxSize")):
+        inputs["scalingConfig"] = live
+        return
     if not scaling["minSize"] <= scaling["desiredSize"] <= scaling["maxSize"]:
         raise Refused(f"InvalidParameterException: desired capacity {scaling['desiredSize']} is outside the new bounds")
 
@@ -173,12 +208,14 @@ RULES: Mapping[str, Rules] = {
     _CLUSTER: Rules(
         ("name", "roleArn", "encryptionConfig", "kubernetesNetworkConfig", "vpcConfig.subnetIds"),
         _all_of(_NODES, error="ResourceInUseException: Cluster has nodegroups attached"),
+        on_create=_cluster_created,
         identity=lambda name, inputs: str(inputs["name"]),
         computed=lambda name, inputs: {"arn": f"arn:aws:eks:us-west-2:123456789012:cluster/{inputs['name']}"},
     ),
     _NODES: Rules(
         ("amiType", "capacityType", "clusterName", "instanceTypes", "launchTemplate.id", "nodeRoleArn", "subnetIds"),
         on_create=_nodes_created,
+        on_created=_nodes_started,
         on_update=_nodes_resized,
     ),
     _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leave_interfaces),
@@ -214,6 +251,31 @@ RULES: Mapping[str, Rules] = {
         ("autoscalingGroupName", "tag.key"),
         identity=lambda name, inputs: f"{inputs['autoscalingGroupName']},{inputs['tag']['key']}",
     ),
+}
+
+
+def _describe_group(world: World, arguments: Inputs) -> Inputs:
+    group = next(one for one in world.of_type(_NODES) if one.physical == arguments["nodeGroupName"])
+    return {**arguments, "status": group.computed.get("status"), "scalingConfigs": [group.inputs["scalingConfig"]]}
+
+
+def _list_groups(world: World, arguments: Inputs) -> Inputs:
+    groups = [one for one in world.of_type(_NODES) if one.inputs["clusterName"] == arguments["clusterName"]]
+    return {**arguments, "names": [one.physical for one in groups]}
+
+
+#: Functions that answer from the world.
+CALLS: Mapping[str, Callable[[World, Inputs], Inputs]] = {
+    "aws:eks/getClusters:getClusters": lambda world, arguments: {
+        "names": [str(one.inputs["name"]) for one in world.of_type(_CLUSTER)]
+    },
+    "aws:eks/getNodeGroups:getNodeGroups": lambda world, arguments: {
+        **arguments,
+        "names": [
+            one.physical for one in world.of_type(_NODES) if one.inputs["clusterName"] == arguments["clusterName"]
+        ],
+    },
+    "aws:eks/getNodeGroup:getNodeGroup": _describe_group,
 }
 
 

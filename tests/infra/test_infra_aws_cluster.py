@@ -85,6 +85,11 @@ def test_all_addons_are_installed_and_those_that_call_aws_have_an_identity(stack
     }
 
 
+def test_the_network_addon_enforces_network_policies(stack: Run) -> None:
+    values = json.loads(addons_by_name(stack("aws"))["vpc-cni"].inputs["configurationValues"])
+    assert values == {"enableNetworkPolicy": "true"}, "by default EKS stores NetworkPolicies and enforces none"
+
+
 def test_cloudwatch_is_optional(stack: Run) -> None:
     recording = stack("aws", {"monitoring.cloudwatch": False})
     assert "amazon-cloudwatch-observability" not in addons_by_name(recording)

@@ -83,6 +83,13 @@ def test_the_efa_plugin_tolerates_the_pools_taint_and_the_image_has_the_librarie
     assert found.pod_security == "restricted", "EFA needs no privilege"
 
 
+@pytest.mark.parametrize("region", ["us-gov-west-1", "us-gov-east-1"])
+def test_govcloud_nodes_pull_the_efa_plugin_from_a_registry_of_their_partition(stack: Run, region: str) -> None:
+    overrides = {"aws:region": region, "gpu.zone": None}
+    image = stack("aws", overrides).one(RELEASE, "aws-addons-efa-device-plugin").inputs["values"]["image"]["repository"]
+    assert image.endswith(f".dkr.ecr.{region}.amazonaws.com/eks/aws-efa-k8s-device-plugin")
+
+
 def test_a_type_without_efa_has_no_efa_resources(stack: Run) -> None:
     from infra.clouds.aws.provision import fabric, gpu_pool
 

@@ -161,6 +161,23 @@ def test_a_missing_or_unsupported_region_is_reported_once() -> None:
 
 def test_names_that_aws_would_reject_are_reported() -> None:
     assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].fix
+
+
+#: The longest name of each type that AWS accepts; Pulumi appends a hyphen and seven digits to a logical name.
+_LONGEST = {"aws:iam/role:Role": 64, "aws:eks/nodeGroup:NodeGroup": 63, "aws:s3/bucket:Bucket": 63}
+
+
+def test_every_name_that_is_derived_from_the_longest_stack_name_fits() -> None:
+    longest = "a" * aws._MAX_STACK_NAME
+    assert _parse({}, stack=longest)
+    assert "31 at most" in _problems({}, stack=f"{longest}a")["stack"].allowed
+    golden = (Path(__file__).parent / "golden" / "aws.txt").read_text().splitlines()
+    names = [(kind, name) for kind, name, *_ in (line.split("  ") for line in golden)]
+    # pulumi-eks creates a role of its own: nodejs/eks/cluster/cluster.ts and servicerole.ts.
+    names.append(("aws:iam/role:Role", "aws-cluster-eks-eksRole-role"))
+    for kind, name in names:
+        derived = f"{longest}{name.removeprefix('aws')}-0123456"
+        assert len(derived) <= _LONGEST.get(kind, 255), f"{kind} {name}"
     assert _problems({"tags": {"owner": "me", "cost_centre": "tests", "extra": {"aws:x": "y"}}})
 
 

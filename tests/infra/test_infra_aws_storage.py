@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from aws_stack import ASSOCIATION, GROUP, LUSTRE, ROLE, Run, all_statements, read_statements
+from aws_stack import (
+    ASSOCIATION,
+    GROUP,
+    LUSTRE,
+    NODES,
+    RELEASE,
+    ROLE,
+    Run,
+    addons_by_name,
+    all_statements,
+    read_statements,
+)
 from provider_mocks.recording import Recording
 
 
@@ -42,9 +54,38 @@ def test_the_bucket_is_kept_with_its_protections_or_deleted_with_its_content(
 
 
 def test_old_versions_and_unfinished_uploads_expire(stack: Run) -> None:
-    (rule,) = _lifecycle(stack("aws"))
+    rule, _ = _lifecycle(stack("aws"))
     assert rule["noncurrentVersionExpiration"]["noncurrentDays"] == 30
     assert rule["abortIncompleteMultipartUpload"]["daysAfterInitiation"] == 7
+
+
+def test_versions_of_a_growing_log_expire_after_a_day(stack: Run) -> None:
+    _, logs = _lifecycle(stack("aws"))
+    assert (logs["filter"]["prefix"], logs["noncurrentVersionExpiration"]["noncurrentDays"]) == ("datasets/work/", 1), (
+        "FSx uploads a log again each time that it is closed"
+    )
+
+
+def test_the_default_class_of_disks_is_encrypted_and_prometheus_uses_it(stack: Run) -> None:
+    recording = stack("aws")
+    found = recording.one("kubernetes:storage.k8s.io/v1:StorageClass")
+    assert found.inputs["parameters"] == {"type": "gp3", "encrypted": "true"}
+    assert found.inputs["metadata"]["annotations"] == {"storageclass.kubernetes.io/is-default-class": "true"}
+    spec = recording.one(RELEASE, "aws-addons-kube-prometheus-stack").inputs["values"]["prometheus"]["prometheusSpec"]
+    claim = spec["storageSpec"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == found.inputs["metadata"]["name"]
+    assert spec["persistentVolumeClaimRetentionPolicy"]["whenDeleted"] == "Delete", "`destroy` would leave the disk"
+
+
+def test_the_driver_of_disks_outlives_their_claims_by_the_deletion_of_the_gpu_nodes(stack: Run) -> None:
+    recording = stack("aws")
+    driver = addons_by_name(recording)["aws-ebs-csi-driver"]
+    assert recording.needs(recording.one(RELEASE, "aws-addons-kube-prometheus-stack"), driver)
+    assert recording.needs(recording.one(NODES, "aws-cluster-gpu-nodes"), driver), (
+        "deleted at once, the driver could not delete the volumes of the claims"
+    )
+    tags = json.loads(driver.inputs["configurationValues"])["controller"]["extraVolumeTags"]
+    assert tags["stack"] == "aws", "a volume that is left behind could not be found"
 
 
 def test_old_checkpoints_expire_if_configured_and_datasets_never(stack: Run) -> None:

@@ -129,3 +129,11 @@ def test_an_unknown_stack_error_lists_the_existing_stacks() -> None:
     assert "'dev'" in error
     assert "aws, gcp" in error
     assert "python -m infra up --stack local" in str(unknown_stack("local", [], ["aws", "local"]))
+
+
+def test_a_resource_whose_creation_failed_in_the_cloud_must_be_replaced() -> None:
+    urn = "urn:pulumi:dev::torchrec-cloud::aws:eks/nodeGroup:NodeGroup::gpu"
+    message = "waiting for EKS Node Group (c:gpu) create: unexpected state 'CREATE_FAILED'"
+    error = Diagnostic(message, "aws:eks/nodeGroup:NodeGroup", "gpu", urn)
+    found = explain(failure(""), ATTEMPT, [error, error], [])
+    assert f"then: python -m infra up --stack dev --replace '{urn}'   (or delete" in str(found)

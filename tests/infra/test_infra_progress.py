@@ -71,7 +71,7 @@ def test_a_failed_step_is_printed_and_its_error_kept_for_the_summary() -> None:
     progress.event(diagnostic("<{%reset%}>no quota<{%reset%}>", "error"))
     progress.event(step("resOpFailedEvent", "create"))
     assert lines[0].startswith("FAILED creating")
-    assert progress.errors == [Diagnostic("no quota", "aws:ec2/vpc:Vpc", "aws-network-vpc")]
+    assert progress.errors == [Diagnostic("no quota", "aws:ec2/vpc:Vpc", "aws-network-vpc", VPC)]
 
 
 def test_without_a_terminal_progress_is_plain_lines() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pulumi
 import pulumi_aws as aws
@@ -28,7 +29,7 @@ def cluster_name(project: str, name: str) -> str:
 
 
 class EksCluster(pulumi.ComponentResource):
-    """Control plane, system nodes with the network add-ons, GPU nodes, autoscaler's rights, provider.
+    """Control plane, system nodes with the network add-ons, autoscaler's rights, provider; GPU nodes on request.
 
     `name` is the cluster's name as an output, so that its users wait for the control plane; `eks_name` is the same name
     as a string. `ready` are the resources that must exist before a pod can be scheduled.
@@ -40,7 +41,6 @@ class EksCluster(pulumi.ComponentResource):
     provider: k8s.Provider
     key: aws.kms.Key
     security_group_id: pulumi.Output[str]
-    gpu_nodes: GpuNodes
     ready: Sequence[pulumi.Resource]
 
     def __init__(
@@ -58,11 +58,16 @@ class EksCluster(pulumi.ComponentResource):
         self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=self._child)
 
         member = self._create_membership(network)
+        self._member = member
         system = SystemNodes(f"{name}-system", settings, network, member, self._child)
-        self.gpu_nodes = GpuNodes(f"{name}-gpu", settings, network, member, self._child)
         dns = self.create_addon(f"{name}-coredns", "coredns", self, after=[system])
         self.ready = (*member.before, system, dns, self._create_autoscaler_identity())
         self.register_outputs({"name": self.name, "kubeconfig": self.kubeconfig})
+
+    def create_gpu_nodes(self, network: Network, after: Sequence[pulumi.Resource]) -> GpuNodes:
+        """Create the GPU nodes after these resources, and delete them before."""
+        member = replace(self._member, before=[*self._member.before, *after])
+        return GpuNodes(f"{self._name}-gpu", self._settings, network, member, self._child)
 
     def create_addon(
         self,
@@ -169,7 +174,15 @@ class EksCluster(pulumi.ComponentResource):
         """Create the add-ons without which no node becomes ready."""
         role = self.create_pod_role(f"{self._name}-cni", self, managed=["AmazonEKS_CNI_Policy"])
         return [
-            self.create_addon(f"{self._name}-vpc-cni", "vpc-cni", self, identity=("aws-node", role)),
+            self.create_addon(
+                f"{self._name}-vpc-cni",
+                "vpc-cni",
+                self,
+                identity=("aws-node", role),
+                # Without it EKS stores NetworkPolicies and enforces none:
+                # https://docs.aws.amazon.com/eks/latest/userguide/cni-network-policy-configure.html
+                configuration={"enableNetworkPolicy": "true"},
+            ),
             self.create_addon(f"{self._name}-kube-proxy", "kube-proxy", self),
             self.create_addon(f"{self._name}-pod-identity", "eks-pod-identity-agent", self),
         ]
@@ -184,7 +197,7 @@ class EksCluster(pulumi.ComponentResource):
         arns = [managed_policy(self._settings.partition, item) for item in names]
         role = ServiceRole(f"{self._name}-nodes", NODES, self._tags, self._child, managed=arns)
         before = [network, role, *self._create_network_addons()]
-        return Membership(self.name, self.security_group_id, role, before)
+        return Membership(self.eks_name, self.name, self.security_group_id, role, before)
 
     def _create_autoscaler_identity(self) -> aws.eks.PodIdentityAssociation:
         """Let the autoscaler read all groups, and resize those of this cluster."""

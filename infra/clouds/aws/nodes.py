@@ -14,6 +14,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import catalog
+from infra.clouds.aws import live
 from infra.clouds.aws.identity import ServiceRole
 from infra.clouds.aws.network import Network, Tags, named
 from infra.clouds.aws.settings import Settings
@@ -62,8 +63,12 @@ sysctl --load /etc/sysctl.d/90-efa-huge-pages.conf
 
 @dataclass(frozen=True)
 class Membership:
-    """What a node needs to join the cluster. `before` must exist before the first node, and until the last is gone."""
+    """What a node needs to join the cluster. `before` must exist before the first node, and until the last is gone.
 
+    `cluster_base_name` is the cluster's name without the suffix of newer stacks.
+    """
+
+    cluster_base_name: str
     cluster_name: pulumi.Output[str]
     security_group_id: pulumi.Output[str]
     role: ServiceRole
@@ -180,9 +185,13 @@ class GpuNodes(pulumi.ComponentResource):
         After the start the autoscaler owns the number of nodes: `pulumi up` must not remove nodes from a running job.
         An update stops a node before it starts the next: spare machines of these types are rarely available.
         """
-        nodes = self._settings.gpu.nodes
+        name, nodes = f"{self._name}-nodes", self._settings.gpu.nodes
+        running = live.find_scaling(member.cluster_base_name, name)
+        scaling, ignores_size = live.plan_scaling(
+            (nodes.min, nodes.max), self._settings.num_nodes_at_start, running, self._settings.stack
+        )
         return aws.eks.NodeGroup(
-            f"{self._name}-nodes",
+            name,
             cluster_name=member.cluster_name,
             node_role_arn=member.role.arn,
             subnet_ids=[network.gpu_subnet.id],
@@ -191,7 +200,7 @@ class GpuNodes(pulumi.ComponentResource):
             capacity_type=_CAPACITY_TYPES.get(self._settings.gpu.capacity, "ON_DEMAND"),
             launch_template=_latest(template),
             scaling_config=aws.eks.NodeGroupScalingConfigArgs(
-                min_size=nodes.min, desired_size=nodes.desired, max_size=nodes.max
+                min_size=scaling.num_min, desired_size=scaling.num_desired, max_size=scaling.num_max
             ),
             labels=node_labels(self._settings),
             taints=[aws.eks.NodeGroupTaintArgs(key=GPU_TAINT.key, value=GPU_TAINT.value, effect="NO_SCHEDULE")],
@@ -199,17 +208,22 @@ class GpuNodes(pulumi.ComponentResource):
             node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
             tags=self._tags,
             opts=pulumi.ResourceOptions(
-                parent=self, depends_on=list(member.before), ignore_changes=["scalingConfig.desiredSize"]
+                parent=self,
+                depends_on=list(member.before),
+                ignore_changes=["scalingConfig.desiredSize"] if ignores_size else [],
             ),
         )
 
     def _create_autoscaler_tags(self, group: aws.eks.NodeGroup) -> None:
         """Describe a node's resources to the autoscaler while the group has no node."""
+        stack = self._settings.stack
+        usable = pulumi.Output.all(group.urn, group.status).apply(lambda found: _require_usable(stack, *found))
+        groups = usable.apply(lambda _: group.resources).apply(_autoscaling_group)
         for key, value in node_template_tags(self._settings).items():
             kind = re.sub(r"[^a-z0-9]+", "-", key.removeprefix(f"{_TEMPLATE_TAG}/").lower())
             aws.autoscaling.Tag(
                 f"{self._name}-tag-{kind}",
-                autoscaling_group_name=group.resources.apply(_autoscaling_group),
+                autoscaling_group_name=groups,
                 tag=aws.autoscaling.TagTagArgs(key=key, value=value, propagate_at_launch=False),
                 opts=self._child,
             )
@@ -255,6 +269,19 @@ class SystemNodes(pulumi.ComponentResource):
 def _latest(template: aws.ec2.LaunchTemplate) -> aws.eks.NodeGroupLaunchTemplateArgs:
     """Return the newest version of a template, so that a changed template updates the group node by node."""
     return aws.eks.NodeGroupLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str))
+
+
+def _require_usable(stack: str, urn: str, status: str) -> None:
+    """Raise RunError if the creation of a node group failed: it exists and never starts a node.
+
+    The engine retries a failed creation as an update without changes, which succeeds:
+    https://github.com/pulumi/pulumi/issues/17881
+    """
+    if status == "CREATE_FAILED":
+        raise pulumi.RunError(
+            f"the GPU node group is in the state CREATE_FAILED and will never start a node. Fix the cause "
+            f"(python -m infra doctor --stack {stack}), then: python -m infra up --stack {stack} --replace '{urn}'"
+        )
 
 
 def _autoscaling_group(resources: Sequence[aws.eks.outputs.NodeGroupResource]) -> str:

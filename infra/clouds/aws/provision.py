@@ -7,27 +7,37 @@ import pulumi
 from infra import catalog
 from infra.addons.fabric import efa_device_plugin
 from infra.addons.gpu import device_plugin
+from infra.clouds.aws import live
 from infra.clouds.aws.cluster import AUTOSCALER_ACCOUNT, EksCluster
 from infra.clouds.aws.monitoring import Monitoring
 from infra.clouds.aws.network import Network
 from infra.clouds.aws.nodes import HUGE_PAGES_PER_POD
 from infra.clouds.aws.registry import ImageRegistry
 from infra.clouds.aws.settings import Settings
-from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, TrainingStorage
+from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, DISK_CLASS, TrainingStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
 
 #: The share of a node's memory that a pod may use; system pods, huge pages and kubelet need the rest.
 _MEMORY_SHARE = 0.8
 
+#: The registries of EKS in GovCloud, whose nodes cannot read those of the commercial partition: `accountsByRegion` in
+#: amazon-eks-ami, nodeadm/internal/aws/ecr/ecr.go.
+_GOVCLOUD_REGISTRIES = {
+    "us-gov-east-1": "151742754352.dkr.ecr.us-gov-east-1.amazonaws.com",
+    "us-gov-west-1": "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com",
+}
+
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
     """Register a VPC, an EKS cluster in it, its storage, registry and monitoring."""
+    live.require_supported_zones(settings)
     network = Network(f"{name}-network", settings, opts)
     cluster = EksCluster(f"{name}-cluster", settings, network, opts)
     on_cluster = pulumi.ResourceOptions(parent=cluster, provider=cluster.provider)
     namespace = training_namespace(name, settings.namespace, fabric(settings), settings.labels, on_cluster)
     storage = TrainingStorage(f"{name}-storage", settings, network, cluster, namespace, opts)
+    gpu_nodes = cluster.create_gpu_nodes(network, after=[storage.disk_class])
     registry = ImageRegistry(f"{name}-registry", settings, opts)
     monitoring = Monitoring(f"{name}-monitoring", settings, cluster, opts)
     bucket = pulumi.Output.concat("s3://", storage.bucket_name)
@@ -49,8 +59,9 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
             "registry_login": _registry_login(settings.region, registry),
             "upload_data": pulumi.Output.concat("aws s3 sync <folder> ", bucket, f"/{DATASETS}/"),
         },
-        before_operators=cluster.ready,
-        before_workloads=(cluster.gpu_nodes, namespace, storage, monitoring),
+        disk_class=DISK_CLASS,
+        before_operators=(*cluster.ready, storage.disk_class),
+        before_workloads=(gpu_nodes, namespace, storage, monitoring),
     )
 
 
@@ -63,7 +74,7 @@ def fabric(settings: Settings) -> Fabric:
         rdma=True,
         image_target="aws",
         expected_log="NET/OFI Selected provider is efa",
-        chart=efa_device_plugin((GPU_TAINT,)),
+        chart=efa_device_plugin((GPU_TAINT,), _GOVCLOUD_REGISTRIES.get(settings.region)),
     )
 
 

@@ -37,6 +37,11 @@ _WIDEST_VPC = 16
 _PRIVATE = tuple(IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _HOURS_PER_MONTH = 730
 _LETTERS = "abcdef"
+#: IAM allows 64 characters in the name of a role, of which the longest name that the stack derives leaves this many.
+_MAX_STACK_NAME = 31
+#: Zones in which EKS accepts no subnet of a control plane, by their ids: the letter of a zone differs between accounts.
+#: https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
+UNSUPPORTED_ZONES = {"us-east-1": "use1-az3", "us-west-1": "usw1-az2", "ca-central-1": "cac1-az3"}
 #: Regions of the commercial and the GovCloud partition; China needs another account and other principals, without EFA.
 _REGION = r"^(us|eu|ap|ca|sa|me|af|il|mx)(-gov)?-[a-z]+-\d$"
 
@@ -158,6 +163,15 @@ class Settings(ManagedStackSettings):
         return self.gpu.zone or next(iter(self.network.zones), f"{self.region}a")
 
     @property
+    def num_nodes_at_start(self) -> int:
+        """Return the number of GPU nodes that `up` starts: those that are paid for anyway.
+
+        Pending pods start all others. Nodes that nothing uses yet cost money, are removed by the autoscaler after ten
+        minutes, and their missing capacity would fail the whole `up`.
+        """
+        return self.gpu.nodes.desired if self.gpu.capacity in self.gpu.reserved else self.gpu.nodes.min
+
+    @property
     def partition(self) -> str:
         """Return the partition, which is the second part of every ARN."""
         return "aws-us-gov" if self.region.startswith("us-gov-") else "aws"
@@ -253,8 +267,8 @@ class Settings(ManagedStackSettings):
 
     def _name_problems(self) -> Iterable[Problem]:
         """Check the stack's name and the tags against the rules of AWS."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", self.stack):
-            allowed = "letters, digits and hyphens, 40 at most, because bucket and cluster names begin with it"
+        if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9-]{{0,{_MAX_STACK_NAME - 1}}}", self.stack):
+            allowed = f"letters, digits and hyphens, {_MAX_STACK_NAME} at most, because names of roles begin with it"
             yield Problem("stack", "a name that AWS rejects", allowed, "pulumi stack rename <name>", self.stack)
         for key in self.tags.extra:
             if key.lower().startswith("aws:"):

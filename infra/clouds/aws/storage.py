@@ -16,6 +16,8 @@ from infra.contract import Identity, Storage
 #: Folders of the bucket: the trainer writes to the first, FSx mirrors the second under the same name.
 CHECKPOINTS = "checkpoints"
 DATASETS = "datasets"
+#: The cluster's default storage class, of encrypted EBS volumes; EKS creates no default.
+DISK_CLASS = "gp3"
 #: The address of the EKS Pod Identity agent on every node.
 _POD_IDENTITY_AGENT = "169.254.170.23/32:80"
 
@@ -23,15 +25,18 @@ _POD_IDENTITY_AGENT = "169.254.170.23/32:80"
 _LUSTRE_PORTS = ((988, 988), (1018, 1023))
 _LUSTRE_VERSION = "2.15"
 _DAYS_OF_OLD_VERSIONS = 30
+#: FSx uploads a growing log as a whole each time that it is closed, and the bucket keeps every upload as a version.
+_DAYS_OF_OLD_LOGS = 1
 _DAYS_OF_UNFINISHED_UPLOADS = 7
 
 
 class TrainingStorage(pulumi.ComponentResource):
-    """The shared storage of a cluster: its `facts` and `identity` for the contract, and the bucket's name."""
+    """The storage of a cluster: `facts` and `identity` for the contract, the bucket's name, the class of disks."""
 
     facts: Storage
     identity: Identity
     bucket_name: pulumi.Output[str]
+    disk_class: k8s.storage.v1.StorageClass
 
     def __init__(
         self,
@@ -60,8 +65,9 @@ class TrainingStorage(pulumi.ComponentResource):
         file_system = self._create_file_system()
         self._link_datasets(file_system, bucket)
         self._create_work_folder(bucket)
-        drivers = self._install_drivers()
-        self._create_volume(file_system, namespace, drivers)
+        ebs, fsx = self._install_drivers()
+        self.disk_class = self._create_disk_class(ebs)
+        self._create_volume(file_system, namespace, [fsx])
         self._grant_trainer_access(bucket, namespace)
         self.register_outputs({"bucket": self.bucket_name, "file_system": file_system.id})
 
@@ -114,20 +120,24 @@ class TrainingStorage(pulumi.ComponentResource):
         return bucket
 
     def _create_lifecycle(self, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-        """Expire old versions, unfinished uploads, and checkpoints past their configured age."""
+        """Expire old versions, sooner those of logs, unfinished uploads, and checkpoints past their configured age."""
         days = self._settings.storage.expire_checkpoints_after_days
         rules = [
             aws.s3.BucketLifecycleConfigurationRuleArgs(
                 id="leftovers",
                 status="Enabled",
                 filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
-                noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-                    noncurrent_days=_DAYS_OF_OLD_VERSIONS
-                ),
+                noncurrent_version_expiration=_old_versions(_DAYS_OF_OLD_VERSIONS),
                 abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
                     days_after_initiation=_DAYS_OF_UNFINISHED_UPLOADS
                 ),
-            )
+            ),
+            aws.s3.BucketLifecycleConfigurationRuleArgs(
+                id="old-logs",
+                status="Enabled",
+                filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=f"{self._settings.work_folder}/"),
+                noncurrent_version_expiration=_old_versions(_DAYS_OF_OLD_LOGS),
+            ),
         ]
         if days:
             rules.append(
@@ -222,15 +232,42 @@ class TrainingStorage(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, retain_on_delete=keep),
         )
 
-    def _install_drivers(self) -> list[aws.eks.Addon]:
-        """Install the CSI drivers; the FSx driver needs no rights, because Pulumi creates the file system it mounts."""
+    def _install_drivers(self) -> tuple[aws.eks.Addon, aws.eks.Addon]:
+        """Install the CSI drivers of EBS and FSx, whose file system Pulumi creates, so that driver needs no rights.
+
+        The tags make the volumes of claims part of the stack's costs, and show what a failed deletion left behind.
+        """
         cluster, name = self._cluster, self._name
         role = cluster.create_pod_role(f"{name}-ebs", self, managed=["AmazonEBSCSIDriverPolicy"])
         ebs = ("ebs-csi-controller-sa", role)
-        return [
-            cluster.create_addon(f"{name}-ebs-csi", "aws-ebs-csi-driver", self, after=cluster.ready, identity=ebs),
+        tags = {"controller": {"extraVolumeTags": dict(self._tags)}}
+        return (
+            cluster.create_addon(
+                f"{name}-ebs-csi",
+                "aws-ebs-csi-driver",
+                self,
+                after=cluster.ready,
+                identity=ebs,
+                configuration=tags,
+            ),
             cluster.create_addon(f"{name}-fsx-csi", "aws-fsx-csi-driver", self, after=cluster.ready),
-        ]
+        )
+
+    def _create_disk_class(self, driver: aws.eks.Addon) -> k8s.storage.v1.StorageClass:
+        """Create the default storage class, encrypted with the account's key for EBS, in the zone of its first pod."""
+        return k8s.storage.v1.StorageClass(
+            f"{self._name}-disks",
+            metadata=k8s.meta.v1.ObjectMetaArgs(
+                name=DISK_CLASS,
+                annotations={"storageclass.kubernetes.io/is-default-class": "true"},
+            ),
+            provisioner="ebs.csi.aws.com",
+            parameters={"type": "gp3", "encrypted": "true"},
+            volume_binding_mode="WaitForFirstConsumer",
+            allow_volume_expansion=True,
+            reclaim_policy="Delete",
+            opts=pulumi.ResourceOptions(parent=self, provider=self._cluster.provider, depends_on=[driver]),
+        )
 
     def _create_volume(
         self,
@@ -287,3 +324,8 @@ def _tls_only(bucket: aws.s3.Bucket) -> pulumi.Output[str]:
     everything = [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")]
     plain = {"Bool": {"aws:SecureTransport": "false"}}
     return policy([Statement(["s3:*"], everything, effect="Deny", principal="*", condition=plain)])
+
+
+def _old_versions(days: int) -> aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs:
+    """Return an expiration of versions that a newer one replaced this many days ago."""
+    return aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(noncurrent_days=days)

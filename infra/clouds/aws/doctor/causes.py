@@ -36,6 +36,18 @@ ZONE = Cause(
     "the account does not have that zone: letters differ between accounts, and some regions have no zone a or b",
     "pulumi config set --path 'network.zones[0]' {zone}, and network.zones[1] likewise",
 )
+EKS_ZONE = Cause(
+    "aws-eks-zone",
+    "`UnsupportedAvailabilityZoneException` at the cluster",
+    "EKS accepts no control plane in one zone each of us-east-1, us-west-1 and ca-central-1, often us-east-1e",
+    "pulumi config set --path 'network.zones[0]' {zone}, and network.zones[1] likewise",
+)
+FAILED_GROUP = Cause(
+    "aws-failed-group",
+    "a node group ended in `CREATE_FAILED`, and the next `up` reports it again",
+    "the group exists without nodes, because their capacity was missing, and EKS never tries again",
+    "python -m infra up --stack {stack} --replace '{urn}', with the URN that the error names",
+)
 OFFER = Cause(
     "aws-offer",
     "the node group fails with CREATE_FAILED and `Your requested instance type is not supported in your requested AZ`",
@@ -89,6 +101,6 @@ EFA = Cause(
     "let the stack build the image (pulumi config rm --path job.image), or build yours with --target aws",
 )
 CAUSES = (
-    CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, OFFER, QUOTA, CAPACITY, RESERVATION, NETWORK_QUOTA, OVERLAP,
-    BUCKET, EFA,
+    CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, EKS_ZONE, OFFER, QUOTA, CAPACITY, FAILED_GROUP, RESERVATION,
+    NETWORK_QUOTA, OVERLAP, BUCKET, EFA,
 )  # fmt: skip

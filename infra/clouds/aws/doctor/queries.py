@@ -9,10 +9,20 @@ from typing import Any
 
 from infra import catalog
 from infra.clouds.aws.credentials import LOGIN
-from infra.clouds.aws.doctor.causes import ACCOUNT, BUCKET, NETWORK_QUOTA, OFFER, OVERLAP, QUOTA, RESERVATION, ZONE
+from infra.clouds.aws.doctor.causes import (
+    ACCOUNT,
+    BUCKET,
+    EKS_ZONE,
+    NETWORK_QUOTA,
+    OFFER,
+    OVERLAP,
+    QUOTA,
+    RESERVATION,
+    ZONE,
+)
 from infra.clouds.aws.doctor.clients import Clients
 from infra.clouds.aws.doctor.quotas import count_used_vcpus, find_quota, find_vcpus
-from infra.clouds.aws.settings import Settings
+from infra.clouds.aws.settings import UNSUPPORTED_ZONES, Settings
 from infra.findings.model import Context, Finding, ok, problem, skipped
 
 #: vCPU quotas by class of instance types: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -43,7 +53,7 @@ class Queries:
         return ok(f"account {me['Account']} as {me['Arn']}")
 
     def zones(self) -> Finding:
-        """Check that the VPC's zones exist in this account."""
+        """Check that the VPC's zones exist in this account, and that EKS accepts them."""
         answer = self.clients("ec2").describe_availability_zones(AllAvailabilityZones=False)
         existing = sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"] if zone["State"] == "available")
         missing = [zone for zone in self.settings.zones if zone not in existing]
@@ -51,6 +61,12 @@ class Queries:
             names, region = ", ".join(existing) or "no zone", self.settings.region
             result = f"{', '.join(missing)} not in this account; {region} has {names}"
             return problem(ZONE, result, zone=existing[0] if existing else "<zone>")
+        unsupported = UNSUPPORTED_ZONES.get(self.settings.region)
+        refused = [zone["ZoneName"] for zone in answer["AvailabilityZones"] if zone["ZoneId"] == unsupported]
+        others = [zone for zone in existing if zone not in refused]
+        for zone in self.settings.zones:
+            if zone in refused:
+                return problem(EKS_ZONE, f"{zone} is {unsupported}; {', '.join(others)} are supported", zone=others[0])
         return ok(f"{', '.join(self.settings.zones)} of {len(existing)} zones")
 
     def offer(self) -> Finding:

@@ -30,7 +30,7 @@ def _kubeconfig(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _node_group(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    return {"resources": [{"autoscalingGroups": [{"name": f"eks-{name}-0"}]}], "status": "ACTIVE"}
+    return {"resources": [{"autoscalingGroups": [{"name": f"eks-{name}-0"}]}]}
 
 
 def _arn(service: str, kind: str) -> Any:
@@ -40,6 +40,13 @@ def _arn(service: str, kind: str) -> Any:
 def _repository(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     host = f"{ACCOUNT}.dkr.ecr.us-west-2.amazonaws.com"
     return {"registryId": ACCOUNT, "repositoryUrl": f"{host}/{name}"}
+
+
+def _zone(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a zone whose id has another order than the letters, as in most accounts."""
+    ids = {"us-east-1e": "use1-az3", "us-west-1c": "usw1-az2", "ca-central-1d": "cac1-az3"}
+    name = arguments["name"]
+    return {"name": name, "zoneId": ids.get(name, f"{name}-id"), "region": name[:-1], "id": name[:-1]}
 
 
 OUTPUTS: dict[str, Any] = {
@@ -64,6 +71,9 @@ CALLS: dict[str, Any] = {
         "id": ACCOUNT,
         "userId": "AIDAEXAMPLE",
     },
+    "aws:index/getAvailabilityZone:getAvailabilityZone": _zone,
+    # An account without clusters; the engine's tests answer from the simulated world.
+    "aws:eks/getClusters:getClusters": lambda arguments: {"id": "us-west-2", "names": [], "region": "us-west-2"},
     "aws:ecr/getAuthorizationToken:getAuthorizationToken": lambda arguments: {
         "authorizationToken": "QVdTOnRva2Vu",
         "expiresAt": "2026-11-21T12:00:00Z",

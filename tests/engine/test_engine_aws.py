@@ -1,0 +1,89 @@
+"""What the real engine does on AWS when the autoscaler, EKS or another program changes things behind its back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_lifecycle import POOLS, open_project
+from engine_runs import Project, Run
+from engine_world import World
+
+GROUP, NAME = POOLS["aws"]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> tuple[World, Project]:
+    """Return a new stack for all tests of this module: each continues from the state that the last one left."""
+    world, _, project = open_project(tmp_path_factory.mktemp("aws"), "aws", kubeconfig)
+    project.set("gpu.nodes.min", 1)
+    project.set("gpu.nodes.max", 4)
+    return world, project
+
+
+def assert_ok(run: Run) -> None:
+    assert run.ok, run.output
+
+
+def scaling(world: World) -> dict[str, int]:
+    """Return the size of the GPU node group as EKS has it."""
+    (group,) = [one for one in world.of_type(GROUP) if one.name == NAME]
+    found: dict[str, int] = group.inputs["scalingConfig"]
+    return found
+
+
+def autoscale(world: World, num_nodes: int) -> None:
+    """Set the number of nodes as the cluster-autoscaler does."""
+    (group,) = [one for one in world.of_type(GROUP) if one.name == NAME]
+    group.inputs = {**group.inputs, "scalingConfig": {**scaling(world), "desiredSize": num_nodes}}
+
+
+def test_a_group_without_capacity_is_never_reported_as_created_and_is_replaced(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    world.faults.nodes_available = 0
+    first = project.run("up", "live_stack")
+    (urn,) = [one["urn"] for one in project.resources() if one["urn"].endswith(f"::{NAME}")]
+    assert not first.ok
+    assert f"python -m infra up --stack aws --replace '{urn}'" in first.output
+    world.faults.nodes_available = None
+    second = project.run("up")
+    assert not second.ok, "the engine updates a failed group without changes, so this `up` reports a dead group as fine"
+    assert "CREATE_FAILED and will never start a node. Fix the cause" in second.output
+    assert f"--replace '{urn}'" in second.output
+    project.pulumi("up", "--yes", "--skip-preview", "--stack", "aws", "--replace", urn)
+    assert scaling(world) == {"minSize": 1, "desiredSize": 1, "maxSize": 4}
+
+
+def test_a_raised_minimum_starts_the_missing_nodes(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    project.set("gpu.nodes.min", 2)
+    assert_ok(project.run("up"))
+    assert scaling(world) == {"minSize": 2, "desiredSize": 2, "maxSize": 4}
+
+
+def test_changed_bounds_leave_the_running_nodes_alone(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    autoscale(world, 3)
+    project.set("gpu.nodes.min", 1)
+    project.set("gpu.nodes.max", 6)
+    assert_ok(project.run("up"))
+    assert scaling(world) == {"minSize": 1, "desiredSize": 3, "maxSize": 6}, "`up` stopped nodes of a running job"
+
+
+def test_the_autoscaler_causes_no_change_in_the_next_up(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    autoscale(world, 5)
+    run = project.run("up")
+    assert_ok(run)
+    assert run.changes == []
+    assert scaling(world)["desiredSize"] == 5
+
+
+def test_a_maximum_below_the_running_nodes_is_refused_before_any_change(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    project.set("gpu.nodes.max", 4)
+    run = project.run("up")
+    assert not run.ok
+    assert "gpu.nodes.max is lower than the number of running GPU nodes: got 4; allowed: 5 or more" in run.output
+    assert run.changes == []
+    assert scaling(world)["desiredSize"] == 5
