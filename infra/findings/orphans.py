@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from infra.findings.errors import explained
 from infra.findings.model import Context
 
 
@@ -15,7 +16,8 @@ class Leftover:
 
     `remove` is the command that deletes it. `since` is its creation in UTC, None where the cloud does not report it.
     `kept` is the reason why it stays on purpose, or deletes itself; empty for an orphan. `of_cluster` marks what the
-    cluster makes, which is in no state while it is in use. `aliases` are its further identifiers, such as an ARN.
+    cluster makes, which is in no state while it is in use. `inside` is the id of what contains it, and is deleted with
+    it. `aliases` are its further identifiers, such as an ARN.
     """
 
     kind: str
@@ -25,6 +27,7 @@ class Leftover:
     usd_per_hour: float | None = None
     kept: str = ""
     of_cluster: bool = False
+    inside: str = field(default="", repr=False)
     aliases: Sequence[str] = field(default=(), repr=False)
 
 
@@ -34,6 +37,16 @@ class Search:
 
     kind: str
     run: Callable[[], Iterable[Leftover]]
+
+
+def explain_errors(searches: Iterable[Search], explain: Callable[[Exception], Exception]) -> list[Search]:
+    """Return searches that raise what `explain` returns for an exception of a cloud's client."""
+
+    def explained_run(query: Search) -> Callable[[], Sequence[Leftover]]:
+        # A generator raises only when it is read.
+        return explained(explain)(lambda: list(query.run()))
+
+    return [Search(query.kind, explained_run(query)) for query in searches]
 
 
 class CloudOrphans(Protocol):

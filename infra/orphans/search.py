@@ -110,7 +110,21 @@ def compare(
         for item in dict.fromkeys(found)
         if known.isdisjoint(map(_normalize, (item.id, *item.aliases))) and not (item.of_cluster and has_cluster)
     ]
-    return [item for item in unknown if not item.kept], [item for item in unknown if item.kept]
+    return _fold([item for item in unknown if not item.kept]), [item for item in unknown if item.kept]
+
+
+def _fold(orphans: Sequence[Leftover]) -> list[Leftover]:
+    """Replace what is inside an orphan by its number and its price: one command deletes all of it."""
+    containers = {_normalize(item.id) for item in orphans}
+    folded = []
+    for item in orphans:
+        if _normalize(item.inside) in containers:
+            continue
+        inner = [one for one in orphans if _normalize(one.inside) == _normalize(item.id)]
+        prices = [one.usd_per_hour for one in (item, *inner) if one.usd_per_hour is not None]
+        kind = f"{item.kind} with {len(inner)} resources" if inner else item.kind
+        folded.append(dataclasses.replace(item, kind=kind, usd_per_hour=sum(prices) if prices else None))
+    return folded
 
 
 def _identifiers(resource: Mapping[str, Any]) -> list[str]:
@@ -127,5 +141,5 @@ def _normalize(identifier: str) -> str:
 
 def _as_row(item: Leftover) -> dict[str, object]:
     row = dataclasses.asdict(item)
-    del row["aliases"], row["of_cluster"]
+    del row["aliases"], row["of_cluster"], row["inside"]
     return row

@@ -50,7 +50,7 @@ class Credential:
         pass
 
     def get_token(self, *scopes: str, **_: object) -> Any:
-        assert scopes == ("https://management.azure.com/.default",)
+        assert scopes in (("https://management.azure.com/.default",), ("https://graph.microsoft.com/.default",))
         return SimpleNamespace(token="a-token", expires_on=4_000_000_000)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aws_commands
 import boto3
 import pytest
-from doctor_answers import read_context
+from doctor_answers import Recorded, read_context
 
 from infra.clouds.aws import doctor, orphans
 from infra.findings.model import Context, Finding
@@ -252,3 +252,17 @@ def test_the_control_planes_interfaces_are_found_by_their_description(account: C
     (query,) = (item for item in orphans.searches(context) if item.kind == "network interface")
     expected = [card["NetworkInterface"]["NetworkInterfaceId"] for card in cards[:2]]
     assert sorted(item.id for item in query.run()) == sorted(expected), "the third is another stack's"
+
+
+def test_a_missing_permission_names_the_action(
+    account: Callable[[str], Any], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del account
+    text = "User: arn:aws:iam::123456789012:user/ann is not authorized to perform: logs:DescribeLogGroups"
+    recorded.put("/", {"__type": "AccessDeniedException", "Message": text}, 400)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", recorded.url)
+    queries = [item for item in orphans.searches(read_context("aws")) if item.kind in ("log group", "cluster")]
+    _, findings = run(queries, doctor.checks(read_context("aws"))[0], "test")
+    (failed,) = (item for item in findings if item.status != "ok")
+    assert (failed.check, failed.status, failed.cause) == ("log group", "unknown", "aws-denied")
+    assert "logs:DescribeLogGroups" in failed.result

@@ -6,9 +6,8 @@ from infra.clouds.aws.doctor.clients import explain, open_clients
 from infra.clouds.aws.orphans import compute, services
 from infra.clouds.aws.orphans.owner import Owner
 from infra.clouds.aws.settings import Settings
-from infra.findings.errors import explained
 from infra.findings.model import Context
-from infra.findings.orphans import Search
+from infra.findings.orphans import Search, explain_errors
 
 CLUSTER = "aws:eks/cluster:Cluster"
 
@@ -18,6 +17,5 @@ def searches(context: Context) -> list[Search]:
     settings = context.settings
     assert isinstance(settings, Settings)
     owner = Owner(open_clients(settings.region), settings)
-    with_cause = explained(lambda error: explain(error, settings.region))
     found = [*services.machines(owner), *compute.searches(owner), *services.data(owner)]
-    return [Search(item.kind, with_cause(item.run)) for item in found]
+    return explain_errors(found, lambda error: explain(error, settings.region))

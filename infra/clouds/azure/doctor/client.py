@@ -17,6 +17,7 @@ from infra.findings.common_causes import NO_CLIENT, SLOW
 from infra.findings.model import QueryFailedError
 
 SCOPE = "https://management.azure.com/.default"
+GRAPH_SCOPE = "https://graph.microsoft.com/.default"
 _SUBSCRIPTION_KEY = "azure-native:subscriptionId"
 
 
@@ -26,9 +27,9 @@ class Arm:
     The first request finds the subscription and the credentials, so that their failure is a finding of its check.
     """
 
-    def __init__(self, endpoint: str, find_subscription: Callable[[], str]) -> None:
+    def __init__(self, endpoint: str, find_subscription: Callable[[], str], scope: str = SCOPE) -> None:
         """Store the endpoint and how to find the subscription; connect on the first request."""
-        self._endpoint, self._find_subscription = endpoint, find_subscription
+        self._endpoint, self._find_subscription, self._scope = endpoint, find_subscription, scope
 
     @cached_property
     def subscription(self) -> str:
@@ -47,7 +48,7 @@ class Arm:
         from azure.identity import DefaultAzureCredential
 
         credential = DefaultAzureCredential(exclude_interactive_browser_credential=True, process_timeout=20)
-        token = BearerTokenCredentialPolicy(credential, SCOPE)
+        token = BearerTokenCredentialPolicy(credential, self._scope)
         policies: list[Any] = [RetryPolicy(retry_total=1), token, HttpLoggingPolicy()]
         return PipelineClient(self._endpoint, policies=policies)
 
@@ -56,6 +57,12 @@ class Arm:
         from azure.core.rest import HttpRequest
 
         return self._send(HttpRequest("GET", self._client.format_url(path), params={"api-version": version, **query}))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer of a query whose conditions are in its body."""
+        from azure.core.rest import HttpRequest
+
+        return self._send(HttpRequest("POST", self._client.format_url(path), json=body))
 
     def list_all(self, path: str, version: str, **query: str) -> Iterator[Mapping[str, Any]]:
         """Yield every entry of a list, page by page."""
