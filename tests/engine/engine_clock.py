@@ -47,7 +47,13 @@ class Clock:
         with self._condition:
             due, stops = self.now + minutes, self._stops
             done: list[bool] = []
-            self.later(minutes, lambda: done.append(True))
+
+            def finish() -> None:
+                done.append(True)
+                # What finished is answered, and the answer may cause requests.
+                self.touch()
+
+            self.later(minutes, finish)
             while not done:
                 quiet = time.monotonic() - self._last_request
                 if quiet < IDLE_SECONDS:
@@ -76,5 +82,4 @@ class Clock:
         self.now = max(self.now, min(limit, self._events[0][0]))
         while self._events and self._events[0][0] <= self.now:
             heapq.heappop(self._events)[2]()
-        self.touch()
         self._condition.notify_all()

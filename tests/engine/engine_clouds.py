@@ -9,8 +9,10 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
+import simulated_autoscaler
 import simulated_aws
 import simulated_azure
+import simulated_drains
 import simulated_gcp
 import simulated_kubernetes
 import simulated_minutes
@@ -33,7 +35,7 @@ _RULES: Mapping[str, Rules] = {
 
 def rules_of(token: str) -> Rules:
     """Return how a type behaves; its outputs come from the mocks' tables."""
-    return simulated_minutes.with_minutes(token, _rules_of(token))
+    return simulated_drains.with_drains(token, simulated_minutes.with_minutes(token, _rules_of(token)))
 
 
 def _rules_of(token: str) -> Rules:
@@ -49,6 +51,7 @@ def _rules_of(token: str) -> Rules:
 def simulate() -> tuple[World, Server]:
     """Return an empty world and the provider that serves it."""
     world = World(rules_of)
+    simulated_autoscaler.start(world)
     return world, Server(Provider(world, _invokes(), _CONSTRUCTS))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from engine_values import UNKNOWN, at, decode, differences, encode, has_unknown, plain
-from engine_world import Change, ConnectionLost, Inputs, PartlyCreated, Refused, World
+from engine_world import Change, ConnectionLost, Inputs, PartlyCreated, Refused, Resource, World
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import status_pb2
 from grpc_status import rpc_status
@@ -21,6 +21,10 @@ Construct = Callable[[World, provider_pb2.ConstructRequest], provider_pb2.Constr
 
 #: The providers that these stacks use.
 PROVIDERS = ("aws", "azure-native", "gcp", "eks", "kubernetes", "docker-build")
+
+
+#: Providers that pulumi-terraform-bridge makes of Terraform's.
+_BRIDGED = ("aws:", "gcp:")
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
@@ -75,7 +79,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         token, news = _token(request.urn), decode(request.news)
         failures = [
             provider_pb2.CheckFailure(property=path, reason=reason)
-            for path, reason in self._world.check(token, plain(news))
+            for path, reason in self._world.check(token, plain(news), _name(request.urn))
         ]
         old = plain(decode(request.olds))
         return provider_pb2.CheckResponse(
@@ -101,10 +105,31 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             planned = self._world.plan_update(_token(request.urn), request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **planned}))
+        token = _token(request.urn)
+        olds, known = plain(decode(request.olds)), plain(decode(request.old_inputs))
+        if token.startswith(_BRIDGED) and known.keys() <= inputs.keys() and {**olds, **plain(inputs)} == olds:
+            # After a failed create or update. `diff == nil` in pulumi-terraform-bridge, pkg/tfbridge/provider.go, which
+            # compares with the outputs in the state: the cloud is not asked.
+            return provider_pb2.UpdateResponse(properties=request.olds)
         with self._report_errors(context, inputs):
-            resource = self._world.update(_token(request.urn), request.id, plain(inputs))
+            resource = self._update(token, request.id, plain(inputs))
             return provider_pb2.UpdateResponse(properties=encode({**inputs, **resource.computed}))
         raise AssertionError("aborted above")
+
+    def _update(self, token: str, identifier: str, inputs: Inputs) -> Resource:
+        """Update a resource; a bridged provider keeps the new inputs in the state, also those of a refused update.
+
+        Update in pkg/tfbridge/provider.go returns `initializationError` with the planned state.
+        """
+        try:
+            return self._world.update(token, identifier, inputs)
+        except Refused as refusal:
+            resource = self._world.find(token, identifier)
+            if resource is None or not token.startswith(_BRIDGED):
+                raise
+            failure = PartlyCreated(str(refusal))
+            failure.resource = resource
+            raise failure from None
 
     def Read(self, request: Any, context: Any) -> provider_pb2.ReadResponse:
         """Return the resource as it is now; unchanged values stay secret if the engine holds them as secrets."""

@@ -12,33 +12,15 @@ from typing import Any
 
 import engine_sdk
 from engine_clock import Clock, Interrupted
+from engine_refusals import ConnectionLost, PartlyCreated, Refused
 from engine_values import at, differences, has_unknown, is_below, leaves, unknown_unless_given
 
 #: The public address of a laptop that runs `pulumi` (RFC 5737).
 LAPTOP = "203.0.113.7"
+__all__ = ["ConnectionLost", "Faults", "Inputs", "PartlyCreated", "Refused", "Resource", "Rules", "World"]
 
 Inputs = dict[str, Any]
 ACTIVE = "ACTIVE"
-
-
-class Refused(Exception):  # noqa: N818 - a cloud's response, not an error of the program
-    """A cloud refuses a request."""
-
-
-class PartlyCreated(Exception):  # noqa: N818
-    """A cloud gives up on a create, and the object exists: an EKS node group in CREATE_FAILED.
-
-    `World` puts the resource into `resource`. The provider reports both, so the engine keeps the resource in its state.
-    """
-
-    def __init__(self, message: str, status: str = "CREATE_FAILED") -> None:
-        super().__init__(message)
-        self.status = status
-        self.resource: Resource | None = None
-
-
-class ConnectionLost(Exception):  # noqa: N818
-    """The provider stops before it answers."""
 
 
 @dataclass
@@ -75,9 +57,10 @@ class Rules:
 
     `held_by` maps each type that blocks a deletion to the cloud's error. `identity` returns the identifier and
     `computed` the outputs; changes of `ignored` paths are not a difference, and `changed` returns more differences.
-    `lock_key` names what two requests must not change at the same time. `..._minutes` is how long an operation takes;
-    `on_create`, `on_update` and `on_delete` run at its start, `on_created`, `on_updated` (with the old inputs) and
-    `on_deleted` at its end. The hooks raise `Refused`; the first two of the end may raise `PartlyCreated`.
+    `lock_key` names what two requests must not change at the same time; `max_name` limits a generated name.
+    `..._minutes` is how long an operation takes: `on_create`, `on_update`, `on_delete` run at its start, `on_created`,
+    `on_updated` (with the old inputs) and `on_deleted` at its end. The hooks raise `Refused`; `on_created` and
+    `on_updated` may raise `PartlyCreated`.
     """
 
     replaced_by: tuple[str, ...] = ()
@@ -92,6 +75,7 @@ class Rules:
     on_update: Callable[[World, Resource, Inputs], None] = lambda world, resource, inputs: None
     on_delete: Callable[[World, Resource], None] = lambda world, resource: None
     lock_key: Callable[[Inputs], str | None] = lambda inputs: None
+    max_name: int | None = None
     create_minutes: Callable[[Inputs], float] = lambda inputs: 0.0
     update_minutes: Callable[[Inputs, Inputs], float] = lambda old, new: 0.0
     delete_minutes: Callable[[Inputs], float] = lambda inputs: 0.0
@@ -169,13 +153,16 @@ class World:
             self._number += 1
             return f"{self._number:07x}"
 
-    def check(self, token: str, inputs: Inputs) -> list[tuple[str, str]]:
+    def check(self, token: str, inputs: Inputs, name: str = "") -> list[tuple[str, str]]:
         """Return every input that the SDK's types or the service's rules reject."""
         found = list(engine_sdk.problems(token, inputs))
         self.clock.touch()
-        return found or [
-            (path, reason) for path, reason in self._rules(token).problems(inputs) if not has_unknown(at(inputs, path))
-        ]
+        rules = self._rules(token)
+        # `NewUniqueHex` in pulumi/sdk/go/common/resource/resource_name.go: a separator and seven random digits.
+        if rules.max_name and not inputs.get("name") and len(name) + 8 > rules.max_name:
+            reason = f"name '{name}-' plus 7 random chars is longer than maximum length {rules.max_name}"
+            found.append(("name", reason))
+        return found or [(path, reason) for path, reason in rules.problems(inputs) if not has_unknown(at(inputs, path))]
 
     def diff(self, token: str, old: Inputs, new: Inputs, identifier: str = "") -> Change:
         """Return what an update from old to new inputs would do."""
@@ -208,7 +195,7 @@ class World:
     def _finish_create(self, rules: Rules, resource: Resource) -> None:
         """Wait until the resource is created; a refusal at the end removes it, unless it was partly created."""
         try:
-            self._wait(rules.create_minutes(resource.inputs))
+            self.wait(rules.create_minutes(resource.inputs))
             rules.on_created(self, resource)
         except PartlyCreated as failure:
             resource.status, failure.resource = failure.status, resource
@@ -220,7 +207,7 @@ class World:
             raise
         resource.status = ACTIVE
 
-    def _wait(self, minutes: float) -> None:
+    def wait(self, minutes: float) -> None:
         """Let an operation take its time; the world is unlocked meanwhile."""
         try:
             self.clock.wait(minutes)
@@ -259,7 +246,7 @@ class World:
         """Wait until the resource is updated; a refusal at the end leaves it as it was."""
         before, old, resource.status = resource.status, resource.inputs, "UPDATING"
         try:
-            self._wait(rules.update_minutes(old, inputs))
+            self.wait(rules.update_minutes(old, inputs))
             resource.inputs = inputs
             rules.on_updated(self, resource, old)
         except PartlyCreated as failure:
@@ -289,7 +276,7 @@ class World:
             rules.on_delete(self, resource)
             before, resource.status = resource.status, "DELETING"
             try:
-                self._wait(rules.delete_minutes(resource.inputs))
+                self.wait(rules.delete_minutes(resource.inputs))
             except ConnectionLost:
                 resource.status = before
                 raise
@@ -302,7 +289,7 @@ class World:
         return self.resources.get((token, identifier))
 
     def remove(self, resource: Resource) -> None:
-        """Remove a resource together with the resource that contained it."""
+        """Remove a resource, as a cloud does with those inside another one."""
         self.resources.pop((resource.type, resource.id), None)
 
     def add(self, token: str, identifier: str, inputs: Inputs) -> Resource:

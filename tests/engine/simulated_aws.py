@@ -231,6 +231,8 @@ RULES: Mapping[str, Rules] = {
     "aws:iam/role:Role": Rules(
         ("name",),
         _all_of(_ATTACHMENT, "aws:iam/rolePolicy:RolePolicy", _NODES, _CLUSTER, error="DeleteConflict"),
+        # `AutoName("name", 64, "-")` in provider/resources.go of pulumi-aws.
+        max_name=64,
     ),
     _ATTACHMENT: Rules(("policyArn", "role"), on_delete=_leave_interfaces),
     "aws:iam/rolePolicy:RolePolicy": Rules(("role",)),
