@@ -15,9 +15,10 @@ from engine_clock import Clock, Interrupted
 from engine_refusals import ConnectionLost, PartlyCreated, Refused
 from engine_values import at, differences, has_unknown, is_below, leaves, unknown_unless_given
 
+__all__ = ["LAPTOP", "ConnectionLost", "Faults", "Inputs", "PartlyCreated", "Refused", "Resource", "Rules", "World"]
+
 #: The public address of a laptop that runs `pulumi` (RFC 5737).
 LAPTOP = "203.0.113.7"
-__all__ = ["ConnectionLost", "Faults", "Inputs", "PartlyCreated", "Refused", "Resource", "Rules", "World"]
 
 Inputs = dict[str, Any]
 ACTIVE = "ACTIVE"

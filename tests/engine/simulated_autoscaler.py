@@ -85,7 +85,9 @@ def resize(pool: Resource, num_nodes: int) -> None:
     """Set the number of running nodes, as an API of the cloud other than the one that Pulumi uses does."""
     kind = POOLS[pool.type]
     if kind.is_output:
+        # terraform-provider-google warns that a resized pool may read back another initial count.
         pool.computed[kind.size] = num_nodes
+        pool.inputs = {**pool.inputs, "initialNodeCount": num_nodes}
     else:
         pool.inputs = _with(pool.inputs, kind.size, num_nodes)
 

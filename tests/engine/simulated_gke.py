@@ -18,9 +18,6 @@ _CHANNEL = {"1.35": "1.35.8-gke.1036000", "1.36": "1.36.2-gke.1000000"}
 _END_OF_SUPPORT = {"1.35": date(2027, 4, 11)}
 _DEFAULT = "1.35"
 _DAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
-#: Idle nodes are removed after ten minutes:
-#: https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-autoscaler
-_IDLE_MINUTES = 10
 #: Every week has a patch: https://cloud.google.com/kubernetes-engine/docs/release-notes-regular
 _PATCH_MINUTES = 24 * 60
 
@@ -100,7 +97,7 @@ def cluster_updated(world: World, cluster: Resource, old: Inputs) -> None:
 
 
 def nodes_created(world: World, pool: Resource) -> None:
-    """Give the pool its control plane's version, and remove its idle nodes after ten minutes."""
+    """Give the pool its control plane's version, and note nodes that no job needs yet."""
     cluster = _cluster_of(world, pool)
     if at(cluster.inputs, "releaseChannel.channel") and at(pool.inputs, "management.autoUpgrade") is False:
         raise Refused("Error 400: Auto_upgrade must be true when release_channel REGULAR is set.")
@@ -108,7 +105,6 @@ def nodes_created(world: World, pool: Resource) -> None:
     pool.computed["nodeCount"] = pool.inputs.get("nodeCount") or pool.inputs.get("initialNodeCount", 0)
     if _num_idle(world, pool):
         world.log.append(("idle", NODES, str(world.now)))
-    world.later(_IDLE_MINUTES, lambda: _remove_idle(world, pool))
 
 
 def nodes_updated(world: World, pool: Resource, old: Inputs) -> None:
@@ -132,7 +128,7 @@ def autoscale(pool: Resource, num_nodes: int) -> None:
 
 
 def moments(world: World, verb: str) -> list[datetime]:
-    """Return when nodes were idle at their start (`idle`), were removed (`remove-idle`) or upgraded (`interrupt`)."""
+    """Return when nodes were idle at their start (`idle`) or upgraded (`interrupt`)."""
     return [
         START + timedelta(minutes=float(name)) for found, token, name in world.log if (found, token) == (verb, NODES)
     ]
@@ -187,13 +183,6 @@ def _roll_out(world: World, cluster: Resource) -> None:
         major, _, build = str(cluster.computed["masterVersion"]).partition("-gke.")
         pool.computed["version"] = f"{major}-gke.{int(build) + 1}"
         world.log.append(("interrupt", NODES, str(world.now)))
-
-
-def _remove_idle(world: World, pool: Resource) -> None:
-    """Remove the nodes above the minimum that no job uses."""
-    if world.find(NODES, pool.id) is pool and (num_idle := _num_idle(world, pool)):
-        pool.computed["nodeCount"] -= num_idle
-        world.log.append(("remove-idle", NODES, str(world.now)))
 
 
 def _num_idle(world: World, pool: Resource) -> int:

@@ -145,17 +145,6 @@ def test_a_higher_lowest_version_upgrades_the_control_plane_and_a_lower_one_chan
         world.update(NODES, pool.id, {**pool.inputs, "version": "1.35"})
 
 
-def test_idle_nodes_above_the_minimum_are_removed_after_ten_minutes_unless_a_job_came(world: World) -> None:
-    _, pool = _create(world)
-    world.clock.advance(11)
-    assert pool.computed["nodeCount"] == 0
-    assert len(simulated_gke.moments(world, "remove-idle")) == 1
-    _, busy = _create(world)
-    world.add("kubernetes:kubeflow.org/v1:PyTorchJob", "run", {})
-    world.clock.advance(11)
-    assert busy.computed["nodeCount"] == 2
-
-
 def test_another_initial_count_replaces_a_pool(world: World) -> None:
     _, pool = _create(world)
     old = pool.inputs
