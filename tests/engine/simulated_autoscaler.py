@@ -82,7 +82,7 @@ def size(pool: Resource) -> int:
 
 
 def resize(pool: Resource, num_nodes: int) -> None:
-    """Set the number of running nodes, as an API of the cloud other than the one that Pulumi uses does."""
+    """Set the number of running nodes, as a change outside Pulumi does."""
     kind = POOLS[pool.type]
     if kind.is_output:
         # terraform-provider-google warns that a resized pool may read back another initial count.
