@@ -75,7 +75,7 @@ def test_no_service_account_has_a_key(a3: Recording) -> None:
 @pytest.mark.parametrize("name", ["a", "gcp", "a-stack-with-quite-a-long-name"])
 @pytest.mark.parametrize("role", ["nodes", "trainer"])
 def test_a_service_accounts_id_is_valid_for_any_stack_name(name: str, role: str) -> None:
-    from infra.clouds.gcp.cluster import account_id
+    from infra.clouds.gcp.settings import account_id
 
     found = account_id(parse_settings(name=name), role)
     assert 6 <= len(found) <= 30

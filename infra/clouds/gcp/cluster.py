@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from typing import get_args
@@ -15,7 +14,7 @@ import yaml
 from infra.clouds.gcp import monitoring
 from infra.clouds.gcp.network import PODS, SERVICES, Network
 from infra.clouds.gcp.nodes import SCOPES, NodePools
-from infra.clouds.gcp.settings import MAX_PODS_PER_NODE, Settings
+from infra.clouds.gcp.settings import MAX_PODS_PER_NODE, Settings, account_id
 from infra.clouds.gcp.versions import CHANNEL, Maintenance
 from infra.config.maintenance import Day
 
@@ -211,16 +210,6 @@ class Cluster(pulumi.ComponentResource):
         """
         opts = pulumi.ResourceOptions(parent=self, depends_on=[self.system_nodes])
         return k8s.Provider(f"{self._name}-k8s", kubeconfig=self.kubeconfig, opts=opts)
-
-
-def account_id(settings: Settings, role: str) -> str:
-    """Return the id of a service account: 6 to 30 characters, unique in the project.
-
-    The digest distinguishes stacks of the same name. It is not random, so that `up` after `destroy` uses the same ids:
-    a deleted account keeps its id for 30 days.
-    """
-    digest = hashlib.sha256(f"{settings.project}/{settings.stack}".encode()).hexdigest()[:6]
-    return f"{settings.stack[: 30 - len(f'-{role}-{digest}')]}-{role}-{digest}"
 
 
 def kubeconfig(name: str, server: str, authority: str | None) -> str:

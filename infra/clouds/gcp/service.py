@@ -9,10 +9,9 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import catalog
-from infra.clouds.gcp.cluster import account_id
 from infra.clouds.gcp.provision import Apis
 from infra.clouds.gcp.registry import ImageRegistry
-from infra.clouds.gcp.settings import Settings
+from infra.clouds.gcp.settings import Settings, account_id
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, checkpoint_bucket, grant_bucket
 from infra.clouds.gcp.vertex import CustomJob, custom_job
 from infra.clouds.gcp.vertex_client import CLIENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -323,6 +324,16 @@ def _nearest_filestore_size(size_gib: int) -> int:
         if size_gib <= largest:
             return max(smallest, -(-size_gib // step) * step)
     return _FILESTORE_BANDS[-1][1]
+
+
+def account_id(settings: Settings, role: str) -> str:
+    """Return the id of a service account: 6 to 30 characters, unique in the project.
+
+    The digest distinguishes stacks of the same name. It is not random, so that `up` after `destroy` uses the same ids:
+    a deleted account keeps its id for 30 days.
+    """
+    digest = hashlib.sha256(f"{settings.project}/{settings.stack}".encode()).hexdigest()[:6]
+    return f"{settings.stack[: 30 - len(f'-{role}-{digest}')]}-{role}-{digest}"
 
 
 @cache

@@ -8,9 +8,9 @@ import pulumi
 import pulumi_gcp as gcp
 import pulumi_kubernetes as k8s
 
-from infra.clouds.gcp.cluster import Cluster, account_id
+from infra.clouds.gcp.cluster import Cluster
 from infra.clouds.gcp.network import Network
-from infra.clouds.gcp.settings import Settings
+from infra.clouds.gcp.settings import Settings, account_id
 from infra.components.volume import static_volume
 from infra.contract import Identity, Storage
 

@@ -13,11 +13,14 @@ from infra.clouds.gcp.doctor.causes import CREDENTIALS, DENIED, SERVICE, UNREACH
 from infra.findings.common_causes import NO_CLIENT, SLOW
 from infra.findings.model import QueryFailedError
 
+#: The reasons of an error by a service that the project has not enabled.
+DISABLED = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
+_SERVICES = (
+    "artifactregistry", "cloudbilling", "cloudkms", "cloudresourcemanager", "compute", "container", "file", "iam",
+    "oauth2", "serviceusage", "storage",
+)  # fmt: skip
 #: The endpoints of the services by the first part of their names.
-ENDPOINTS: Mapping[str, str] = {
-    name: f"https://{name}.googleapis.com"
-    for name in ("compute", "serviceusage", "cloudresourcemanager", "cloudbilling", "storage", "oauth2")
-}
+ENDPOINTS: Mapping[str, str] = {name: f"https://{name}.googleapis.com" for name in _SERVICES}
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -51,6 +54,14 @@ class Rest:
     def get(self, service: str, path: str, **query: str) -> Mapping[str, Any]:
         """Return one resource; raise ApiError if the service reports an error."""
         response = self._session.get(f"{ENDPOINTS[service]}/{path}", params=query, timeout=20)
+        if response.status_code >= HTTPStatus.BAD_REQUEST:
+            raise _api_error(response)
+        body: Mapping[str, Any] = response.json()
+        return body
+
+    def post(self, service: str, path: str) -> Mapping[str, Any]:
+        """Return the answer of a query that Google serves by POST; raise ApiError if the service reports an error."""
+        response = self._session.post(f"{ENDPOINTS[service]}/{path}", json={}, timeout=20)
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             raise _api_error(response)
         body: Mapping[str, Any] = response.json()
@@ -103,7 +114,7 @@ def _explain_api_error(error: ApiError, project: str) -> Exception:
     """Return an error response as a finding with its cause, unchanged if its code has no known cause."""
     if error.code == HTTPStatus.TOO_MANY_REQUESTS or error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return QueryFailedError(SLOW, f"{error.code} {error}")
-    if {"SERVICE_DISABLED", "accessNotConfigured"} & set(error.reasons):
+    if DISABLED & set(error.reasons):
         match = re.search(r"(\w+\.googleapis\.com)", str(error))
         name = match[1] if match else "compute.googleapis.com"
         return QueryFailedError(SERVICE, str(error), services=name, project=project)
