@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from infra.doctor.tools import ROOT
-from infra.findings.common_causes import API_CLOSED, JOB, JOB_LOG
+from infra.findings.common_causes import API_CLOSED, JOB, JOB_LOG, LOCKED_MEMORY
 from infra.findings.model import Check, Finding, QueryFailedError, ok, problem, skipped
 
 _SECONDS = 60.0
@@ -38,7 +38,7 @@ def job(stack: str) -> Finding | list[Finding]:
     if snapshot["state"] in _GOOD_STATES and not pods and not helpers:
         step = (snapshot.get("metrics") or {}).get("step")
         return ok(result + (f", at step {step:,}" if step else ""))
-    return [problem(JOB, line, stack=stack) for line in ([*pods, *helpers] or [result])]
+    return [_locked_memory(line, stack) or problem(JOB, line, stack=stack) for line in ([*pods, *helpers] or [result])]
 
 
 def logs(stack: str) -> Finding | list[Finding]:
@@ -54,10 +54,16 @@ def logs(stack: str) -> Finding | list[Finding]:
         if _ERROR.search(text.strip()):
             first.setdefault(name, text.strip()[:200])
     found = [
-        problem(JOB_LOG, f"{name + ': ' if name else ''}{text}", stack=stack, pod=name or "<pod>")
+        _locked_memory(line, stack) or problem(JOB_LOG, line, stack=stack, pod=name or "<pod>")
         for name, text in first.items()
+        for line in [f"{name + ': ' if name else ''}{text}"]
     ]
     return found or ok(f"no error in the last {len(answer.stdout.splitlines()):,} lines")
+
+
+def _locked_memory(line: str, stack: str) -> Finding | None:
+    """Return the problem of a process that may not lock the memory of its network cards, None for other errors."""
+    return problem(LOCKED_MEMORY, line, stack=stack) if "RLIMIT_MEMLOCK" in line else None
 
 
 def _run_workloads(*words: str, allow: Sequence[int] = (0, 1)) -> subprocess.CompletedProcess[str]:

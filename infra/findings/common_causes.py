@@ -119,6 +119,12 @@ NO_FABRIC = Cause(
     "the fabric's device plug-in does not run on the node, or the node has no such card",
     "kubectl describe node {node} | grep {device}, and read the logs of the fabric's plug-in",
 )
+LOCKED_MEMORY = Cause(
+    "locked-memory",
+    "netcheck or the training ends with `RDMA cannot register memory`",
+    "the node runs with the limit of an earlier version, or something changed the pod's user or capability",
+    "python -m infra up --stack {stack}, which replaces the nodes or the job; see Locked memory in workloads/README.md",
+)
 CLAIM = Cause(
     "storage-unbound",
     "pods wait with `pod has unbound immediate PersistentVolumeClaims`",
@@ -161,5 +167,6 @@ GENERAL = (
     IMAGE_CLOSED, SLOW, BROKEN,
 )  # fmt: skip
 CLUSTER = (
-    API_CLOSED, API_LOGIN, API_FORBIDDEN, NODE_NOT_READY, NO_GPUS, NO_FABRIC, CLAIM, MOUNT, OPERATOR, JOB, JOB_LOG,
+    API_CLOSED, API_LOGIN, API_FORBIDDEN, NODE_NOT_READY, NO_GPUS, NO_FABRIC, LOCKED_MEMORY, CLAIM, MOUNT, OPERATOR,
+    JOB, JOB_LOG,
 )  # fmt: skip

@@ -245,6 +245,14 @@ def test_the_first_error_of_each_log_is_reported(up: FakeCluster) -> None:
     assert finding.fix.endswith(f"--pod {first}")
 
 
+def test_locked_memory_has_a_fix_of_its_own(up: FakeCluster) -> None:
+    job(up, conditions=[condition("Failed", reason="BackoffLimitExceeded", message="too many")])
+    name = str(pod(up, 0)["metadata"]["name"])
+    up.logs[name] = ["error: RDMA cannot register memory: got RLIMIT_MEMLOCK 8 MiB, uid 10001, CAP_IPC_LOCK missing"]
+    finding = one({"logs": _listed(job_checks.logs("aws"))}, "logs")
+    assert finding.fix.startswith("python -m infra up --stack aws, which replaces the nodes or the job")
+
+
 def _listed(found: Finding | list[Finding]) -> list[Finding]:
     """Return findings as a list."""
     return found if isinstance(found, list) else [found]
