@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+import simulated_aks
 import simulated_registry
-from engine_values import at
-from engine_world import Inputs, Refused, Resource, Rules, World
+from engine_world import ACTIVE, Inputs, Refused, Resource, Rules, World
+from simulated_aks import CLUSTER as _CLUSTER
+from simulated_aks import POOL as _AGENTS
 
 _A = "azure-native:"
 _TIB = 2**40
 _SUBNET, _NSG = f"{_A}network:Subnet", f"{_A}network:NetworkSecurityGroup"
 _POOL, _VOLUME = f"{_A}netapp:CapacityPool", f"{_A}netapp:CapacityPoolVolume"
-_GROUP, _CLUSTER = f"{_A}resources:ResourceGroup", f"{_A}containerservice:ManagedCluster"
-_AGENTS = f"{_A}containerservice:AgentPool"
+_GROUP, _ACCOUNT = f"{_A}resources:ResourceGroup", f"{_A}netapp:Account"
+#: The status of an account or pool that has not noticed yet that what it contained is gone, and how long that takes.
+_BUSY, _BUSY_MINUTES = "BUSY", 1.0
 _LEVELS = ("Standard", "Premium", "Ultra", "Flexible")
 
 #: Inputs that name the containers of a resource, outermost first. For types in `_OWN_NAME` the last is its own name.
@@ -112,17 +115,37 @@ def _pool_updated(world: World, resource: Resource, inputs: Inputs) -> None:
 def _pool_deleted(world: World, resource: Resource) -> None:
     for volume in _volumes_of(world, resource.inputs):
         raise Refused(f"CannotDeleteResource: {resource.id} has nested resources, {volume.name}")
+    _check_idle(resource)
 
 
-def _agents_updated(world: World, resource: Resource, inputs: Inputs) -> None:
-    if not inputs.get("enableAutoScaling"):
-        return
-    if not inputs["minCount"] <= inputs["count"] <= inputs["maxCount"]:
-        raise Refused("InvalidParameter: count is outside minCount and maxCount")
+def _check_idle(resource: Resource) -> None:
+    if resource.status == _BUSY:
+        raise Refused(
+            f"CannotDeleteResource: Can not delete resource before nested resources are deleted: {resource.id}"
+        )
 
 
-def _agents_created(world: World, inputs: Inputs) -> None:
-    _agents_updated(world, Resource(_AGENTS, "", "", "", inputs, {}), inputs)
+def _busy_after_a_deletion(parents: str, keys: tuple[str, ...]) -> Callable[[World, Resource], None]:
+    """Keep what contained a deleted resource busy for a moment: azure-sdk-for-go#6485, #6374."""
+
+    def deleted(world: World, resource: Resource) -> None:
+        for parent in world.of_type(parents):
+            names = {parent.computed["name"], *(parent.inputs.get(key) for key in keys)}
+            if resource.inputs[keys[-1]] in names:
+                parent.status = _BUSY
+                world.later(_BUSY_MINUTES, lambda parent=parent: setattr(parent, "status", ACTIVE))
+
+    return deleted
+
+
+def _account_of_endpoint(inputs: Inputs) -> str | None:
+    """Return the lock of a storage account, which accepts one private endpoint at a time.
+
+    StorageAccountOperationInProgress, Azure/bicep-registry-modules#6001. The provider retries a conflict only with the
+    code AnotherOperationInProgress (pulumi-azure-native, client_azcore.go, shouldRetryConflict).
+    """
+    targets = [str(one["privateLinkServiceId"]) for one in inputs["privateLinkServiceConnections"]]
+    return next((f"endpoints of {one}" for one in targets if ".storage/StorageAccount/" in one), None)
 
 
 def _group_deleted(world: World, resource: Resource) -> None:
@@ -163,17 +186,20 @@ RULES: Mapping[str, Rules] = {
     f"{_A}network:PublicIPAddress": Rules(
         ("location", "sku", "publicIPAllocationMethod"), {f"{_A}network:NatGateway": "PublicIPAddressCannotBeDeleted"}
     ),
-    f"{_A}network:PrivateEndpoint": Rules(("subnet", "privateLinkServiceConnections")),
+    f"{_A}network:PrivateEndpoint": Rules(("subnet", "privateLinkServiceConnections"), lock_key=_account_of_endpoint),
     f"{_A}privatedns:PrivateZone": Rules(
         ("privateZoneName",), _nested(f"{_A}privatedns:VirtualNetworkLink", f"{_A}network:PrivateDnsZoneGroup")
     ),
     f"{_A}privatedns:VirtualNetworkLink": Rules(("privateZoneName", "virtualNetwork")),
-    f"{_A}netapp:Account": Rules(("accountName", "location"), _nested(_POOL)),
+    _ACCOUNT: Rules(
+        ("accountName", "location"), _nested(_POOL), on_delete=lambda world, resource: _check_idle(resource)
+    ),
     _POOL: Rules(
         ("accountName", "poolName", "serviceLevel"),
         problems=_pool_problems,
         on_update=_pool_updated,
         on_delete=_pool_deleted,
+        on_deleted=_busy_after_a_deletion(_ACCOUNT, ("accountName",)),
     ),
     _VOLUME: Rules(
         (
@@ -190,9 +216,20 @@ RULES: Mapping[str, Rules] = {
         problems=_volume_problems,
         on_create=_volume_fits,
         on_update=lambda world, resource, inputs: _volume_fits(world, inputs),
+        on_deleted=_busy_after_a_deletion(_POOL, ("poolName",)),
     ),
     _CLUSTER: Rules(
-        ("dnsPrefix", "location", "networkProfile.podCidr", "networkProfile.serviceCidr", "resourceName"),
+        (
+            "dnsPrefix",
+            "location",
+            "networkProfile.podCidr",
+            "networkProfile.serviceCidr",
+            "nodeResourceGroup",
+            "resourceName",
+        ),
+        problems=simulated_aks.cluster_problems,
+        on_created=simulated_aks.cluster_created,
+        on_updated=simulated_aks.cluster_updated,
         on_delete=_cluster_deleted,
     ),
     _AGENTS: Rules(
@@ -207,8 +244,8 @@ RULES: Mapping[str, Rules] = {
             "vmSize",
             "vnetSubnetID",
         ),
-        on_create=_agents_created,
-        on_update=_agents_updated,
+        on_create=simulated_aks.pool_created,
+        on_update=simulated_aks.pool_updated,
     ),
     f"{_A}compute:ProximityPlacementGroup": Rules(
         ("location",), {_AGENTS: "OperationNotAllowed: used by virtual machines"}
@@ -226,10 +263,3 @@ RULES: Mapping[str, Rules] = {
         ("location",), {f"{_A}monitor:DataCollectionRuleAssociation": "the rule has associations, delete them first"}
     ),
 }
-
-
-def has_admin_role(world: World) -> bool:
-    """Return whether the AKS admin role is assigned; without it the cluster's API answers 403."""
-    role = "b1ff04bb-8a4e-4dc4-8eb5-8693973ce19b"
-    grants = world.of_type(f"{_A}authorization:RoleAssignment")
-    return any(str(at(one.inputs, "roleDefinitionId")).endswith(role) for one in grants)

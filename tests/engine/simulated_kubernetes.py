@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import simulated_access
-import simulated_azure
+import simulated_aks
 from engine_values import at
 from engine_world import Inputs, Refused, Resource, Rules, World
 
@@ -66,8 +66,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
         if not reachable(world):
             raise Refused("configured Kubernetes cluster is unreachable: unable to load schema information")
         simulated_access.check_address(world)
-        if world.of_type(_CONTROL_PLANES[1]) and not simulated_azure.has_admin_role(world):
-            raise Refused("Forbidden: the user has no role on the cluster")
+        simulated_aks.check_rights(world)
 
     def created(world: World, inputs: Inputs) -> None:
         check_access(world)
@@ -76,6 +75,10 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
         if token == _RELEASE:
             _require_nodes(world, "INSTALLATION FAILED: context deadline exceeded")
         _require_free_nodes(world, inputs)
+
+    def installed(world: World, resource: Resource) -> None:
+        if token == _RELEASE:
+            simulated_aks.check_exporter(world, resource)
 
     def updated(world: World, resource: Resource, inputs: Inputs) -> None:
         check_access(world)
@@ -95,6 +98,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
         identity=_identity,
         replaces=_immutable_data,
         on_create=created,
+        on_created=installed,
         on_update=updated,
         on_delete=deleted,
         computed=_computed,

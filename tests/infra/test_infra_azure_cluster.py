@@ -20,6 +20,7 @@ from azure_stack import (
     parse_settings,
     roles_of,
 )
+from provider_mocks.recording import record
 
 
 def test_every_login_uses_entra(stack: Stack) -> None:
@@ -157,3 +158,21 @@ def test_only_the_users_credentials_of_the_kubeconfig_are_replaced() -> None:
 def test_the_kubernetes_version_has_the_same_key_as_on_aws(stack: Stack, version: object) -> None:
     assert parse_settings({"cluster": {"kubernetes_version": version}}).cluster.kubernetes_version == "1.34"
     assert stack("azure").one(AKS).inputs["kubernetesVersion"] == "1.35"
+
+
+@pytest.mark.parametrize(
+    ("stack_name", "location", "given"),
+    [("azure", "eastus", False), ("recsys-prod", "eastus", False), ("recommendation-prod", "westeurope", True)],
+)
+def test_the_nodes_resource_group_has_a_name_of_its_own_only_where_the_derived_one_is_too_long(
+    stack_name: str, location: str, given: bool
+) -> None:
+    from infra import clouds
+
+    settings = parse_settings({}, location)
+    recording = record(lambda: clouds.load("azure").provision(stack_name, settings), {}, stack_name)
+    assert recording.error is None
+    cluster = recording.one(AKS)
+    assert ("nodeResourceGroup" in cluster.inputs) is given, "AKS derives MC_<group>_<cluster>_<location>, at most 80"
+    assert len(cluster.inputs.get("nodeResourceGroup", "")) <= 80
+    assert cluster.ignored == ("nodeResourceGroup",), "another name would replace a running cluster"

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from azure_stack import parse_settings
 from loopback import Handler, serve
-from provider_mocks.recording import Recording, Registration
+from provider_mocks.recording import Recording, Registration, record
 
-from infra.clouds.azure import running
+from infra.clouds.azure import running, service
 from infra.clouds.azure.running import RunningJobProvider
 from infra.components.one_line_errors import ServiceError
 
@@ -49,6 +50,16 @@ def test_nothing_is_public_unless_ranges_are_authorized(made: Recording, stack: 
     assert made.one("azure-native:keyvault:Vault").inputs["properties"]["networkAcls"]["defaultAction"] == "Deny"
     opened = stack("azure", ON_ML | {"network.authorized_cidrs": ["203.0.113.0/24"]})
     assert opened.one(f"{ML}Workspace").inputs["publicNetworkAccess"] == "Enabled"
+
+
+@pytest.mark.parametrize(("name", "given"), [("azure", False), ("recommendation-prod", True)])
+def test_a_workspace_has_at_most_33_characters_in_its_name(name: str, given: bool) -> None:
+    settings = parse_settings({"job": {"launcher": "azureml"}})
+    recording = record(lambda: service.serve(name, settings), {}, name)
+    assert recording.error is None
+    inputs = recording.one(f"{ML}Workspace").inputs
+    assert ("workspaceName" in inputs) is given, "another name would replace the workspace of a running stack"
+    assert len(inputs.get("workspaceName", f"{name}-ml-workspace00000000")) <= 33
 
 
 def test_the_workspace_has_an_identity_with_roles_and_exports_its_logs(made: Recording) -> None:

@@ -14,12 +14,15 @@ from pulumi_azure_native import authorization, compute, containerservice, manage
 from infra.clouds.azure import upgrades
 from infra.clouds.azure.identity import Principal, Principals, Role, administrators, grant
 from infra.clouds.azure.network import PrivateNetwork
-from infra.clouds.azure.settings import Settings, physical_name
+from infra.clouds.azure.settings import GENERATED_SUFFIX, Settings, physical_name
 from infra.contract import GPU_LABEL, GPU_TAINT, Toleration
 
 #: AKS puts this taint and this label on every spot pool. Both are declared to avoid a diff after each refresh.
 SPOT_TAINT = Toleration("kubernetes.azure.com/scalesetpriority", "spot")
 _SPOT_LABEL = {"kubernetes.azure.com/scalesetpriority": "spot"}
+
+#: AKS, naming restrictions.
+_MAX_GROUP_NAME = 80
 
 #: The Entra application of the AKS server, the same in all tenants (AKS, kubelogin documentation).
 _AKS_SERVER_ID = "6dae42f8-4368-4678-94ff-3960e28e3630"
@@ -130,9 +133,19 @@ class AksCluster(pulumi.ComponentResource):
             agent_pool_profiles=[self._system_pool_profile()],
             auto_upgrade_profile=upgrades.channels(),
             azure_monitor_profile=containerservice.ManagedClusterAzureMonitorProfileArgs(metrics=metrics),
+            node_resource_group=self._nodes_group(),
             tags=settings.labels,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on)),
+            # A stack that exists keeps the name; another one would replace the cluster.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on), ignore_changes=["nodeResourceGroup"]),
         )
+
+    def _nodes_group(self) -> pulumi.Output[str] | None:
+        """Return a name for the nodes' resource group if the one that AKS derives has more than 80 characters."""
+        stack = self._settings.stack
+        group, cluster = (f"{self._name}-{what}{GENERATED_SUFFIX}" for what in ("network-group", "aks"))
+        if len(f"MC_{group}_{cluster}_{self._settings.location}") <= _MAX_GROUP_NAME:
+            return None
+        return self._network.resource_group.id.apply(lambda unique: f"MC_{physical_name(stack, unique, max_length=60)}")
 
     def _system_pool_profile(self) -> containerservice.ManagedClusterAgentPoolProfileArgs:
         """Return the system pool, which is part of the cluster resource: AKS creates no cluster without one."""

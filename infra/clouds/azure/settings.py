@@ -56,6 +56,10 @@ def prices(table: Literal["system", "netapp", "fixed"]) -> Mapping[str, float]:
     return {what: float(row["usd_per_hour"]) for what, row in rows.items()}
 
 
+#: What the provider appends to the names that it generates: eight hexadecimal digits.
+GENERATED_SUFFIX = "0" * 8
+
+
 def physical_name(stem: str, unique: str, max_length: int) -> str:
     """Return a globally unique name of lowercase letters and digits, starting with a letter.
 

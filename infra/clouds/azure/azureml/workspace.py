@@ -17,13 +17,14 @@ from infra.clouds.azure.azureml import jobs
 from infra.clouds.azure.identity import Role, grant
 from infra.clouds.azure.network import EndpointNetwork, private_endpoint
 from infra.clouds.azure.registry import ContainerRegistry
-from infra.clouds.azure.settings import Settings, physical_name
+from infra.clouds.azure.settings import GENERATED_SUFFIX, Settings, physical_name
 from infra.clouds.azure.storage import CHECKPOINTS, DATASETS, ServiceStore
 from infra.contract import ServiceRun, Submitted
 
 #: The name of the compute cluster within the workspace.
 _COMPUTE = "gpus"
 _LOG_RETENTION_DAYS = 30
+_MAX_WORKSPACE_NAME = 33
 
 
 class Workspace(pulumi.ComponentResource):
@@ -134,6 +135,7 @@ class Workspace(pulumi.ComponentResource):
         settings, access = self._settings, ml.PublicNetworkAccessType
         return ml.Workspace(
             f"{self._name}-workspace",
+            workspace_name=self._workspace_name(),
             resource_group_name=self._group,
             identity=ml.ManagedServiceIdentityArgs(
                 type=ml.ManagedServiceIdentityType.USER_ASSIGNED, user_assigned_identities=[self._identity.id]
@@ -150,6 +152,15 @@ class Workspace(pulumi.ComponentResource):
             v1_legacy_mode=False,
             tags=settings.labels,
             opts=pulumi.ResourceOptions(parent=self, depends_on=roles),
+        )
+
+    def _workspace_name(self) -> pulumi.Output[str] | None:
+        """Return a name of 33 characters, the service's limit, if the one that Pulumi generates is longer."""
+        if len(f"{self._name}-workspace{GENERATED_SUFFIX}") <= _MAX_WORKSPACE_NAME:
+            return None
+        stack = self._settings.stack
+        return self._network.resource_group.id.apply(
+            lambda unique: physical_name(stack, unique, max_length=_MAX_WORKSPACE_NAME)
         )
 
     def _export_logs(self) -> None:
