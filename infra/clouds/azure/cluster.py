@@ -140,7 +140,7 @@ class AksCluster(pulumi.ComponentResource):
         )
 
     def _nodes_group(self) -> pulumi.Output[str] | None:
-        """Return a name for the nodes' resource group if the one that AKS derives has more than 80 characters."""
+        """Return a name for the nodes' resource group if the name that AKS derives has more than 80 characters."""
         stack = self._settings.stack
         group, cluster = (f"{self._name}-{what}{GENERATED_SUFFIX}" for what in ("network-group", "aks"))
         if len(f"MC_{group}_{cluster}_{self._settings.location}") <= _MAX_GROUP_NAME:

@@ -155,7 +155,7 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _workspace_name(self) -> pulumi.Output[str] | None:
-        """Return a name of 33 characters, the service's limit, if the one that Pulumi generates is longer."""
+        """Return a name of 33 characters, the service's limit, if the generated name is longer."""
         if len(f"{self._name}-workspace{GENERATED_SUFFIX}") <= _MAX_WORKSPACE_NAME:
             return None
         stack = self._settings.stack
