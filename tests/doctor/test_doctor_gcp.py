@@ -9,6 +9,7 @@ import pytest
 from doctor_answers import Recorded, one, run_checks
 
 from infra.clouds.gcp import doctor
+from infra.clouds.gcp.credentials import CLUSTER_APIS
 from infra.clouds.gcp.doctor import client
 from infra.findings.model import Context
 
@@ -17,7 +18,7 @@ PROJECT = "/v1/projects/my-project"
 COMPUTE = "/compute/v1/projects/my-project"
 TYPE = f"{COMPUTE}/zones/us-central1-a/machineTypes/a2-highgpu-8g"
 RESERVATION = f"{COMPUTE}/zones/us-central1-a/reservations/gpus"
-BEFORE = ("cloudresourcemanager", "serviceusage", "compute", "storage")
+SERVER = f"{PROJECT}/locations/us-central1/serverConfig"
 
 
 def quota(metric: str, limit: float, usage: float = 0) -> dict[str, object]:
@@ -41,13 +42,17 @@ def google(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded.put(PROJECT, {"projectNumber": "42", "projectId": "my-project", "lifecycleState": "ACTIVE"})
     paid = {"billingEnabled": True, "billingAccountName": "billingAccounts/0A-1B"}
     recorded.put(f"{PROJECT}/billingInfo", paid)
-    on = [{"config": {"name": f"{name}.googleapis.com"}, "state": "ENABLED"} for name in BEFORE]
+    on = [
+        {"config": {"name": f"{name}.googleapis.com"}, "state": "ENABLED"} for name in ("serviceusage", *CLUSTER_APIS)
+    ]
 
     def services(query: Any, _: bytes) -> tuple[int, object]:
         assert query["filter"] == "state:ENABLED"
         return 200, {"services": on[2:]} if query.get("pageToken") else {"services": on[:2], "nextPageToken": "next"}
 
     recorded.answers[f"{PROJECT}/services"] = services
+    regular = {"channel": "REGULAR", "validVersions": ["1.36.2-gke.10", "1.35.8-gke.1036000", "1.35.7-gke.1"]}
+    recorded.put(SERVER, {"channels": [{"channel": "RAPID", "validVersions": ["1.37.0-gke.1"]}, regular]})
     recorded.put(TYPE, {"name": "a2-highgpu-8g", "guestCpus": 96, "memoryMb": 696320})
     of_region = [quota("NVIDIA_A100_GPUS", 16), quota("PREEMPTIBLE_NVIDIA_A100_GPUS", 8)]
     recorded.put(f"{COMPUTE}/regions/us-central1", {"name": "us-central1", "quotas": of_region})
@@ -66,7 +71,7 @@ def test_a_project_with_everything_it_needs_has_no_problem(context: Contexts) ->
     found = run_checks(checks)
     assert not [item for items in found.values() for item in items if item.status in ("problem", "unknown")]
     assert "project my-project (number 42), ACTIVE" in one(found, "credentials").result
-    assert one(found, "services").result.startswith("4 enabled"), "both pages were read"
+    assert one(found, "services").result == "12 enabled", "both pages were read"
     assert one(found, "machine type").result == "a2-highgpu-8g in us-central1-a: 96 vCPUs, 680 GiB"
 
 
@@ -121,14 +126,38 @@ def test_a_zone_without_the_machine_type_is_reported_with_a_zone_that_offers_it(
 def test_a_disabled_api_is_reported_by_its_list_and_by_a_denied_request(google: Recorded, context: Contexts) -> None:
     google.put(f"{PROJECT}/services", {"services": [{"config": {"name": "serviceusage.googleapis.com"}}]})
     (finding,) = findings(context("gcp"), "services")
-    assert finding.fix == (
-        "gcloud services enable cloudresourcemanager.googleapis.com compute.googleapis.com --project my-project"
-    )
+    missing = " ".join(f"{name}.googleapis.com" for name in CLUSTER_APIS)
+    assert finding.fix == f"gcloud services enable {missing} --project my-project, then up again"
     message = "Compute Engine API has not been used in project 42 before or it is disabled: compute.googleapis.com"
     google.put(TYPE, refusal(403, message, errors=[{"reason": "accessNotConfigured"}]), 403)
     (finding,) = findings(context("gcp"), "machine type")
     assert (finding.status, finding.cause) == ("unknown", "gcp-service")
-    assert finding.fix == "gcloud services enable compute.googleapis.com --project my-project"
+    assert finding.fix == "gcloud services enable compute.googleapis.com --project my-project, then up again"
+
+
+def test_every_service_is_enabled_before_up_because_a_new_one_refuses_requests_for_minutes(
+    google: Recorded, context: Contexts
+) -> None:
+    # hashicorp/terraform-provider-google#10510 and #11023: enabled, and the next request gets SERVICE_DISABLED.
+    on = [{"config": {"name": f"{name}.googleapis.com"}} for name in ("serviceusage", *CLUSTER_APIS[:-1])]
+    google.put(f"{PROJECT}/services", {"services": on})
+    (finding,) = findings(context("gcp"), "services")
+    assert (finding.status, finding.result) == ("problem", "disabled: storage.googleapis.com")
+
+
+@pytest.mark.parametrize(
+    ("versions", "fix"),
+    [
+        (["1.36.2-gke.10", "1.37.0-gke.1"], "pulumi config set --path cluster.kubernetes_version 1.36"),
+        ([], "pulumi config set --path cluster.kubernetes_version <version>"),
+    ],
+)
+def test_a_version_that_gke_no_longer_offers_is_a_problem(
+    google: Recorded, context: Contexts, versions: list[str], fix: str
+) -> None:
+    google.put(SERVER, {"channels": [{"channel": "REGULAR", "validVersions": versions}]})
+    (finding,) = findings(context("gcp"), "Kubernetes version")
+    assert (finding.status, finding.fix) == ("problem", fix)
 
 
 def test_a_project_without_billing_is_a_problem(google: Recorded, context: Contexts) -> None:

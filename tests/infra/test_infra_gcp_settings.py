@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Mapping
 
 import pytest
-from gcp_stack import A3, Stack, find_problems, parse_settings
+from gcp_stack import A3, CLUSTER, POOL, Stack, find_problems, parse_settings
+from provider_mocks.recording import ROOT, record, stack_config
 
+from infra.config.problems import Problem, SettingsError
 from infra.cost import HourlyCost
 
 
@@ -173,9 +176,42 @@ def test_an_upgrade_that_gke_refuses_has_its_fix(
     assert (problem.message, problem.fix) == (message, fix)
 
 
-@pytest.mark.parametrize("name", ["Prod", "1st", "team.prod", "a" * 31, "prod-"])
+@pytest.mark.parametrize("name", ["Prod", "1st", "team.prod", "a" * 18, "prod-", "goog", "my-google"])
 def test_a_stack_name_that_google_cloud_rejects_has_the_command_to_rename_it(name: str) -> None:
     assert find_problems({}, name)["stack"].fix == "pulumi stack rename <name>"
+
+
+#: The longest names that each type accepts; 63 is the limit of everything else.
+#: resource_container_cluster.go, `ValidateFunc` of name; resource_container_node_pool.go, "name is limited to 40".
+_MAX_NAMES = {CLUSTER: 40, POOL: 40}
+#: What pulumi-gcp appends to the logical name; `SetAutonaming` allows 255 characters, so it shortens none.
+_SUFFIX = "-0a1b2c3"
+
+
+def test_every_generated_name_of_the_longest_stack_name_is_accepted() -> None:
+    recording = record(
+        lambda: runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__"),
+        stack_config("gcp", {"gpu.instance_type": A3}),
+        "a" * 17,
+    )
+    assert recording.error is None
+    for item in recording.registrations:
+        if item.type.startswith("gcp:") and "name" not in item.inputs:
+            assert len(item.name + _SUFFIX) <= _MAX_NAMES.get(item.type, 63), f"{item.type} {item.name}"
+
+
+def test_vertex_ai_allows_a_longer_stack_name() -> None:
+    assert "stack" not in {problem.key for problem in _problems_of_service("a" * 30)}
+    assert "30 at most" in next(one.allowed for one in _problems_of_service("a" * 31) if one.key == "stack")
+
+
+def _problems_of_service(name: str) -> list[Problem]:
+    """Return the problems of a stack whose jobs run on Vertex AI."""
+    try:
+        parse_settings({"job.launcher": "vertex"}, name)
+    except SettingsError as error:
+        return list(error.problems)
+    return []
 
 
 def test_a_label_that_google_cloud_rejects_is_reported() -> None:

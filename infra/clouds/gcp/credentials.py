@@ -1,4 +1,4 @@
-"""The project in use, and the messages with which Google Cloud rejects credentials."""
+"""The project in use, the services that it needs, and the messages with which Google Cloud rejects credentials."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from infra.clouds.gcp.settings import Settings
 
 ASKS = False
 LOGIN = "gcloud auth application-default login"
+
+#: The Google Cloud services of a cluster's resources, and those of a job on Vertex AI; a new project has none of them
+#: enabled.
+CLUSTER_APIS = (
+    "artifactregistry",
+    "cloudkms",
+    "cloudresourcemanager",
+    "compute",
+    "container",
+    "file",
+    "iam",
+    "iamcredentials",
+    "logging",
+    "monitoring",
+    "storage",
+)
+JOB_APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "storage")
 
 #: https://cloud.google.com/docs/authentication/troubleshoot-adc and RFC 6749's codes.
 REFUSED: Sequence[str] = (

@@ -9,6 +9,7 @@ import pulumi_gcp as gcp
 
 from infra import catalog
 from infra.clouds.gcp.cluster import Cluster as GkeCluster
+from infra.clouds.gcp.credentials import CLUSTER_APIS
 from infra.clouds.gcp.fabric import Tcpx, node_fabric
 from infra.clouds.gcp.monitoring import Monitoring
 from infra.clouds.gcp.network import Network
@@ -18,21 +19,6 @@ from infra.clouds.gcp.settings import Settings
 from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, Cluster, GpuPool
-
-#: The Google Cloud services of the stack's resources; a new project has none of them enabled.
-_APIS = (
-    "artifactregistry",
-    "cloudkms",
-    "cloudresourcemanager",
-    "compute",
-    "container",
-    "file",
-    "iam",
-    "iamcredentials",
-    "logging",
-    "monitoring",
-    "storage",
-)
 
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
@@ -78,7 +64,11 @@ class Apis(pulumi.ComponentResource):
     """
 
     def __init__(
-        self, name: str, project: str, opts: pulumi.ResourceOptions | None = None, services: Sequence[str] = _APIS
+        self,
+        name: str,
+        project: str,
+        opts: pulumi.ResourceOptions | None = None,
+        services: Sequence[str] = CLUSTER_APIS,
     ) -> None:
         """Enable each service of the project."""
         super().__init__("torchrec-cloud:gcp:Apis", name, None, opts)

@@ -9,6 +9,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from infra import catalog
+from infra.clouds.gcp.credentials import JOB_APIS
 from infra.clouds.gcp.provision import Apis
 from infra.clouds.gcp.registry import ImageRegistry
 from infra.clouds.gcp.settings import Settings, account_id
@@ -18,8 +19,6 @@ from infra.clouds.gcp.vertex_client import CLIENT
 from infra.components import optional_packages as packages
 from infra.contract import Fabric, GpuPool, ServiceRun, Submitted, TrainingService
 
-_APIS = ("aiplatform", "artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "storage")
-
 
 def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> TrainingService:
     """Create what a CustomJob needs; while no job runs, only the bucket's contents are billed."""
@@ -27,7 +26,7 @@ def serve(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = N
         raise pulumi.RunError(
             f"job.launcher {settings.service} needs the Python package {CLIENT}. Fix: {packages.INSTALL}"
         )
-    apis = Apis(f"{name}-apis", settings.gcp_project, opts, _APIS)
+    apis = Apis(f"{name}-apis", settings.gcp_project, opts, JOB_APIS)
     enabled = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[apis]))
     vertex = VertexService(f"{name}-vertex", settings, enabled)
     registry = ImageRegistry(f"{name}-registry", settings, vertex.account, enabled)

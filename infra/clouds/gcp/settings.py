@@ -48,8 +48,13 @@ MAX_FLEX_START_HOURS = 168
 #: The two size bands of Filestore's zonal tier: smallest, largest, step in GiB. An instance cannot change its band.
 _FILESTORE_BANDS = ((1024, 9984, 256), (10240, 102400, 2560))
 
-#: The form of labels. The stack's name is also the prefix of names to which Pulumi adds eight characters.
-_STACK_NAME = r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?"
+#: The form of labels, and the start of bucket names, which must not contain `google` or begin with `goog`:
+#: https://cloud.google.com/storage/docs/buckets#naming
+_STACK_NAME = r"(?!goog)(?!.*google)[a-z]([a-z0-9-]*[a-z0-9])?"
+#: The stack's name is the prefix of names to which Pulumi adds eight characters. GKE allows 40 for a pool, of which
+#: `<stack>-cluster-system` is the longest. Other names may have 63, which Vertex AI's use.
+_MAX_STACK_NAME = 40 - len("-cluster-system") - 8
+_MAX_SERVICE_STACK_NAME = 30
 _LABEL_KEY = r"[a-z][a-z0-9_-]{0,62}"
 
 _HOURS_PER_MONTH = 730
@@ -278,16 +283,17 @@ class Settings(ManagedStackSettings):
             )
         if self.tcpx:
             per_network = 2 ** (self.gpu.nodes.max + NUM_RESERVED - 1).bit_length()
-            purpose, total = (
-                "a network card of each GPU node in each of four networks",
-                NUM_FABRIC_NETWORKS * per_network,
-            )
+            purpose = "a network card of each GPU node in each of four networks"
+            total = NUM_FABRIC_NETWORKS * per_network
             yield from checks.holds("network.fabric_cidr", net.fabric_cidr, total, purpose, 0)
 
     def _name_problems(self) -> Iterable[Problem]:
         """Check the stack's name and the labels against the rules of Google Cloud."""
-        if not re.fullmatch(_STACK_NAME, self.stack):
-            allowed = "a lowercase letter, then lowercase letters, digits and hyphens, 30 at most"
+        longest = _MAX_SERVICE_STACK_NAME if self.service else _MAX_STACK_NAME
+        if not re.fullmatch(_STACK_NAME, self.stack) or len(self.stack) > longest:
+            allowed = (
+                f"a lowercase letter, then lowercase letters, digits and hyphens, {longest} at most, without google"
+            )
             yield Problem(
                 "stack", "a name that Google Cloud rejects", allowed, "pulumi stack rename <name>", self.stack
             )

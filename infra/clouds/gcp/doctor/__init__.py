@@ -28,6 +28,7 @@ def checks(context: Context) -> list[Check]:
     runs = {
         "billing": queries.billing,
         "services": queries.services,
+        "Kubernetes version": queries.version,
         "machine type": queries.offer,
         "quota": queries.quota,
         "reservation": queries.reservation,

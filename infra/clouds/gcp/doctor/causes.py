@@ -38,8 +38,26 @@ UNREACHABLE = Cause(
 SERVICE = Cause(
     "gcp-service",
     "`SERVICE_DISABLED`, `... API has not been used in project ... before or it is disabled`",
-    "a new project has no services enabled; `up` enables what it needs, but not the services that it uses to do so",
-    "gcloud services enable {services} --project {project}",
+    "a new project has no services enabled; one that `up` has just enabled may refuse requests for some minutes",
+    "gcloud services enable {services} --project {project}, then up again",
+)
+VERSION = Cause(
+    "gcp-version",
+    "`Master version ... is unsupported`",
+    "the Regular channel of this location does not have cluster.kubernetes_version, or no longer",
+    "pulumi config set --path cluster.kubernetes_version {version}",
+)
+DRIVER = Cause(
+    "gcp-driver",
+    "`libcuda.so.1: cannot open shared object file` on a node with GPUs",
+    "the image does not look for the driver in /usr/local/nvidia/lib64, where GKE mounts it",
+    "build it again from trainer/Dockerfile, or set LD_LIBRARY_PATH=/usr/local/nvidia/lib64 in yours",
+)
+MAINTENANCE = Cause(
+    "gcp-maintenance",
+    "nodes are drained one by one, and `kubectl get nodes` shows another version",
+    "GKE upgrades nodes in the weekly window of the section maintenance; the run resumes from its checkpoint",
+    "maintenance.exclusions for the days of a run, or: pulumi config set --path maintenance.automatic false",
 )
 OFFER = Cause(
     "gcp-offer",
@@ -81,5 +99,6 @@ PLUGIN = Cause(
     "gcloud components install gke-gcloud-auth-plugin (or the package google-cloud-cli-gke-gcloud-auth-plugin)",
 )
 CAUSES = (
-    CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, OFFER, QUOTA, CAPACITY, RESERVATION, BUCKET,
+    CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, VERSION,
+    DRIVER, MAINTENANCE, OFFER, QUOTA, CAPACITY, RESERVATION, BUCKET,
 )  # fmt: skip

@@ -8,12 +8,24 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from infra.clouds.gcp.doctor.causes import BILLING, BUCKET, OFFER, PLUGIN, PROJECT, QUOTA, RESERVATION, SERVICE
+from infra.clouds.gcp.credentials import CLUSTER_APIS, JOB_APIS
+from infra.clouds.gcp.doctor.causes import (
+    BILLING,
+    BUCKET,
+    OFFER,
+    PLUGIN,
+    PROJECT,
+    QUOTA,
+    RESERVATION,
+    SERVICE,
+    VERSION,
+)
 from infra.clouds.gcp.doctor.client import ApiError, Rest
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
+from infra.clouds.gcp.versions import CHANNEL, END_OF_SUPPORT
 from infra.findings.model import Context, Finding, ok, problem, skipped
 
-#: Services that `up` cannot enable itself and that these queries use.
+#: Services that these queries use, and with which `up` enables others.
 _REQUIRED_SERVICES = ("cloudresourcemanager", "serviceusage", "compute")
 #: GPU quotas by family of machine types.
 _GPU_QUOTAS = {
@@ -56,7 +68,11 @@ class Queries:
         return problem(BILLING, "no billing account", project=self.settings.gcp_project)
 
     def services(self) -> Finding:
-        """Check that the services that must be enabled before `up` are enabled."""
+        """Check that all services are enabled, some minutes before `up` needs them.
+
+        A service that was enabled a moment ago may refuse requests:
+        https://registry.terraform.io/providers/hashicorp/google/latest/docs/guides/google_project_service
+        """
         enabled = {
             str(item["config"]["name"]).partition(".")[0]
             for item in self.rest.list_all(
@@ -67,11 +83,28 @@ class Queries:
                 pageSize="200",
             )
         }
-        missing = [f"{name}.googleapis.com" for name in _REQUIRED_SERVICES if name not in enabled]
+        used = JOB_APIS if self.settings.service else CLUSTER_APIS
+        needed = sorted({*_REQUIRED_SERVICES, *used})
+        missing = [f"{name}.googleapis.com" for name in needed if name not in enabled]
         if missing:
             values = {"services": " ".join(missing), "project": self.settings.gcp_project}
             return problem(SERVICE, f"disabled: {', '.join(missing)}", **values)
-        return ok(f"{len(enabled)} enabled; `up` enables what else it needs")
+        return ok(f"{len(enabled)} enabled")
+
+    def version(self) -> Finding:
+        """Check that GKE offers the Kubernetes version to new clusters; a running cluster keeps its own."""
+        lowest, location = self.settings.cluster.kubernetes_version, self.settings.cluster_location
+        if self.settings.service or self.context.outputs:
+            return skipped("Vertex AI has no cluster" if self.settings.service else "the cluster exists")
+        path = f"v1/projects/{self.settings.gcp_project}/locations/{location}/serverConfig"
+        channels = {item["channel"]: item for item in self.rest.get("container", path).get("channels", ())}
+        patches = [str(version) for version in channels.get(CHANNEL, {}).get("validVersions", ())]
+        minors = sorted({patch.rpartition("-")[0].rpartition(".")[0] for patch in patches})
+        result = f"{CHANNEL} in {location}: {', '.join(minors) or 'no version'}"
+        if lowest in minors:
+            return ok(result)
+        offered = [minor for minor in minors if minor in END_OF_SUPPORT]
+        return problem(VERSION, result, version=offered[-1] if offered else "<version>")
 
     def offer(self) -> Finding:
         """Check that the zone offers the machine type."""
