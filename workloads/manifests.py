@@ -40,7 +40,8 @@ def build_manifests(facts: Facts) -> dict[str, Manifest]:
         found |= {"netcheck-service": service, NETCHECK: job}
     launched = load(facts.job.launcher).build(facts, config["metadata"]["name"])
     found |= _by_kind("job", launched.dependencies)
-    found["budget"] = job_support.disruption_budget(facts)
+    if budget := job_support.disruption_budget(facts):
+        found["budget"] = budget
     if launched.job is not None:
         found[JOB] = launched.job
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -164,25 +163,6 @@ def test_a_quota_of_gpus_limits_the_number_of_pods(plane: Plane, namespace: str,
     ]
     wait_for("refusal by the quota", events)
     assert len(pods(plane, namespace)) == 1
-
-
-def test_a_disruption_budget_refuses_the_eviction_of_a_training_pod(
-    plane: Plane, namespace: str, gpu_nodes: Nodes
-) -> None:
-    gpu_nodes(2)
-    meta = {"name": "train", "namespace": namespace}
-    spec = {"minAvailable": 2, "selector": {"matchLabels": {"job": "train"}}}
-    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
-    plane.apply([budget, *indexed_job(namespace, 2, end="never")])
-    wait_for("two placed pods", lambda: len(bound(plane, namespace)) == 2)
-    healthy = lambda: plane.get("pdb", "train", "--namespace", namespace)["status"].get("currentHealthy")  # noqa: E731
-    wait_for("budget that counts both", lambda: healthy() == 2)
-    name = pods(plane, namespace)[0]["metadata"]["name"]
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
-    path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
-    done = plane.kubectl("create", "--raw", path, "--filename=-", check=False, input=json.dumps(eviction))
-    assert done.returncode != 0
-    assert "disruption budget" in done.stderr
 
 
 def test_deleting_a_job_deletes_its_pods(plane: Plane, namespace: str, gpu_nodes: Nodes) -> None:

@@ -21,6 +21,7 @@ WHEN = 250
 AT_MOST_SECONDS = 60.0
 #: The operators that create the pods of each launcher, in addition to the controllers of Kubernetes.
 OPERATORS: dict[str, tuple[Operator, ...]] = {"job": (), "pytorchjob": (PYTORCHJOB,), "trainjob": (JOBSET, TRAINER)}
+TRAINING = "app.kubernetes.io/component=training"
 #: Launchers with a c10d rendezvous, which can be repeated while one pod is replaced.
 ELASTIC = ("job", "pytorchjob")
 
@@ -104,11 +105,36 @@ def test_an_evicted_pod_saves_in_a_short_grace_period_and_the_run_resumes(
         "metadata": {"name": run.pod(1), "namespace": run.namespace},
         "deleteOptions": {"gracePeriodSeconds": 15},
     }
-    error = evict(node, run, body)
-    assert "disruption budget" in error, "a drain must not evict pods of a job that needs all of them"
-    node.kubectl("delete", "poddisruptionbudget", "--all", "--namespace", run.namespace)
-    assert evict(node, run, body) == ""
+    assert evict(node, run, body) == "", "a job that needs all of its pods saves and resumes"
     assert_recovered(run, undisturbed, since, "a pod evicted with 15 s of grace, without a checkpoint before")
+    assert run.events("resume")[0]["step"] >= WHEN, "the run must resume from the save at SIGTERM"
+
+
+@pytest.mark.parametrize("launcher", OPERATORS)
+def test_a_drained_node_lets_the_run_save_and_resume_when_it_is_back(
+    node: Node,
+    start: Start,
+    operators: Callable[[Operator], None],
+    undisturbed: dict[str, Any],
+    launcher: str,
+) -> None:
+    # As an upgrade of the only node: every pod is evicted, and none fits until the node is back.
+    for operator in OPERATORS[launcher]:
+        operators(operator)
+    # An eviction is not a failure, so a Job may be drained however few of them it survives.
+    job = {"max_restarts": 0} if launcher == "job" else {}
+    run = start(launcher, job=job, trainer={"checkpoint": {"every_steps": 0}, "fault": {"save_if_older_seconds": 0}})
+    run.wait_for_step(WHEN)
+    before = {pod["metadata"]["uid"] for pod in run.pods()}
+    (machine,) = (item["metadata"]["name"] for item in node.get("nodes"))
+    options = ["--delete-emptydir-data", "--ignore-daemonsets", "--timeout=90s", f"--pod-selector={TRAINING}"]
+    try:
+        drained = node.kubectl("drain", machine, *options, check=False)
+        assert drained.returncode == 0, drained.stderr
+        assert before.isdisjoint(pod["metadata"]["uid"] for pod in run.pods() if pod["status"]["phase"] == "Running")
+    finally:
+        node.kubectl("uncordon", machine)
+    assert_recovered(run, undisturbed, now(), f"launcher {launcher}: node drained and back")
     assert run.events("resume")[0]["step"] >= WHEN, "the run must resume from the save at SIGTERM"
 
 

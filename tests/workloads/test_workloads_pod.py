@@ -321,6 +321,14 @@ def test_an_elastic_job_has_a_minimum_and_a_maximum_of_nodes() -> None:
     assert build_manifests(facts("local", wide))["budget"]["spec"]["minAvailable"] == 2
 
 
+@pytest.mark.parametrize("launcher", ["job", "pytorchjob", "trainjob"])
+def test_a_planned_drain_evicts_pods_and_the_autoscaler_does_not(launcher: str) -> None:
+    found = build_manifests(facts("local", {"launcher": launcher}))
+    assert "budget" not in found, "without one pod the others only wait, so a budget would only outlast the drain"
+    annotations = pod_of(job_of("local", launcher))["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
 def test_a_pytorchjob_has_the_names_that_its_operator_requires() -> None:
     job = job_of("aws", "pytorchjob")
     assert main_container(pod_of(job))["name"] == "pytorch", "the operator's webhook denies other names"

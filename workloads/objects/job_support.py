@@ -40,11 +40,17 @@ def headless_service(facts: Facts, name: str, labels: Mapping[str, str]) -> Mani
     return build_manifest(facts, "v1", "Service", name, {"spec": spec}, labels=labels, annotations=NO_WAIT)
 
 
-def disruption_budget(facts: Facts) -> Manifest:
-    """Return the budget that keeps a drain from evicting pods that the job cannot train without.
+def disruption_budget(facts: Facts) -> Manifest | None:
+    """Return the budget that lets an elastic job continue with its smallest number of nodes during a drain.
+
+    A job that needs all of its nodes has none. It saves on SIGTERM and resumes, and after the first eviction the other
+    pods only wait: each further pod that a budget protects costs one more restart, and a node without a replacement
+    outlasts the drain. The clouds give up after 15 minutes (EKS) or 30 (AKS), or evict anyway after an hour (GKE).
 
     `minAvailable` is a number: Kubernetes allows nothing else for pods whose owner has no scale subresource.
     """
+    if facts.min_nodes == facts.nodes:
+        return None
     labels = training_labels(facts)
     spec = {
         "minAvailable": facts.min_nodes,

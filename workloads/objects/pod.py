@@ -15,6 +15,8 @@ CONFIG_DIR = "/etc/trainer"
 CONFIG_FILE = "config.json"
 #: Pods with this label do not share a node.
 _OWNS_NODE = {"torchrec-cloud/owns-node": "true"}
+#: The cluster autoscaler must not move the pod to save a node (cluster-autoscaler FAQ); drains ignore the annotation.
+_KEEPS_NODE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 _SHARED_MEMORY = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
 
 
@@ -63,7 +65,8 @@ def training_pod(
         spec["initContainers"] = [_sidecar(item) for item in facts.fabric.sidecars]
     if subdomain:
         spec["subdomain"] = subdomain
-    return {"metadata": _metadata(facts, {**labels, **_OWNS_NODE}, facts.fabric.pod_annotations), "spec": spec}
+    annotations = _KEEPS_NODE | dict(facts.fabric.pod_annotations)
+    return {"metadata": _metadata(facts, {**labels, **_OWNS_NODE}, annotations), "spec": spec}
 
 
 def helper_pod(
