@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import functools
 import importlib
+import io
 import json
 import pkgutil
 import runpy
@@ -28,7 +29,6 @@ from pulumi.runtime.stack import run_pulumi_func
 from pulumi.runtime.sync_await import _sync_await
 
 from infra import clouds, stack_files
-from infra.clouds.azure import registry_token
 from provider_mocks import clouds as cloud_mocks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -194,7 +194,7 @@ def _run(
     pulumi.runtime.set_all_config(dict(config), [])
     try:
         # The program itself asks an Azure registry for a token, which no mock of a provider can answer.
-        with mock.patch.object(registry_token, "_checked_token", _registry_token):
+        with mock.patch("urllib.request.urlopen", _registry_token):
             _sync_await(run_pulumi_func(lambda: _discard(program())))
         exported = runtime_settings.get_root_resource().outputs
         _sync_await(_resolve(exported, recording))
@@ -212,9 +212,9 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _registry_token(server: str, repository: str, entra_token: str) -> str:
-    """Return a token without a request."""
-    return f"acr-refresh-{server}-{repository}-{entra_token}"
+def _registry_token(*_: object) -> io.BytesIO:
+    """Answer like the authentication server of an Azure registry."""
+    return io.BytesIO(b'{"refresh_token": "acr-refresh-token"}')
 
 
 def _discard(_: object) -> None:
