@@ -12,6 +12,7 @@ from infra import clouds
 from infra.automation.errors import OperationError
 from infra.automation.progress import Diagnostic
 from infra.exit_codes import FAILURE
+from infra.findings.model import Cause
 from infra.text import one_line
 
 _LOCK_HOLDER = re.compile(r"created by (.+? at \S+)")
@@ -28,11 +29,15 @@ _PROVIDER_SOURCE = re.compile(r"^sdk-v2/provider2?\.go:\d+: sdk\.helper_schema: 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An operation on a stack; `remaining` describes what the state holds after it, empty where nothing started."""
+    """An operation on a stack; `remaining` describes what the state holds after it, empty where nothing started.
+
+    `causes` are the doctor's known causes on the stack's cloud, most specific first.
+    """
 
     verb: str
     stack: str
     remaining: str = ""
+    causes: Sequence[Cause] = ()
 
     @property
     def retry_command(self) -> str:
@@ -124,16 +129,27 @@ def _explain_resources(errors: Sequence[Diagnostic], attempt: Attempt) -> Operat
     for item in errors:
         if not item.is_from_program and not _NOISE.match(item.message):
             # Of several messages about one resource the last one is the provider's.
-            causes[_subject(item)] = extract_cause(item.message)
+            causes[_subject(item)] = item.message
     if not causes:
         return None
-    lines = [f"{subject}: {text}" for subject, text in list(causes.items())[:_MAX_CAUSES]]
+    lines = []
+    for subject, message in list(causes.items())[:_MAX_CAUSES]:
+        lines += [f"{subject}: {extract_cause(message)}", *_known_cause(message, attempt)]
+    lines = list(dict.fromkeys(lines))  # several resources fail for one cause
     lines += [f"and {len(causes) - _MAX_CAUSES} more"] if len(causes) > _MAX_CAUSES else []
     lines += [f"remaining: {attempt.remaining}"] if attempt.remaining else []
     or_destroy = f"   (or delete everything: python -m infra destroy --stack {attempt.stack})"
     retry = attempt.retry_command + "".join(f" --replace '{urn}'" for urn in _dead_resources(errors))
     lines += [f"fix the cause, then: {retry}{or_destroy if attempt.verb == 'up' else ''}"]
     return OperationError("\n  ".join(lines), FAILURE)
+
+
+def _known_cause(message: str, attempt: Attempt) -> list[str]:
+    """Return the line that explains a cloud's error and names its fix, none for an unknown error."""
+    found = next((cause for cause in attempt.causes if any(error in message for error in cause.errors)), None)
+    if found is None:
+        return []
+    return [f"  why: {found.reason}. Fix: {found.generic_fix.replace('<stack>', attempt.stack)}"]
 
 
 def _dead_resources(errors: Sequence[Diagnostic]) -> list[str]:

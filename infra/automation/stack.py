@@ -21,6 +21,8 @@ from infra.automation.engine import Engine, require_environment
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import StackOutputs, parse_outputs
 from infra.automation.progress import Progress
+from infra.findings.common_causes import CLUSTER, GENERAL
+from infra.findings.model import Cause
 
 Approve = Callable[["Changes"], bool]
 ResultT = TypeVar("ResultT")
@@ -207,7 +209,7 @@ class LiveStack:
             with self._display.show(f"{verb} of stack {self.name}", progress):
                 operation(on_event=progress.event, color="never", suppress_progress=True, **options)
         except CommandError as error:
-            attempt = diagnosis.Attempt(verb, self.name, self._describe_remaining(verb))
+            attempt = diagnosis.Attempt(verb, self.name, self._describe_remaining(verb), self._known_causes())
             if self._engine.interrupts > before:
                 raise _cancelled(attempt) from None
             raise diagnosis.explain(error, attempt, progress.errors, progress.violations) from None
@@ -216,6 +218,16 @@ class LiveStack:
         seconds = time.monotonic() - start
         self._display.print_line(progress.summary(seconds))
         return Changes(progress.counts, progress.num_unchanged, seconds)
+
+    def _known_causes(self) -> Sequence[Cause]:
+        """Return the doctor's causes on the stack's cloud, then those of all clouds."""
+        if self.name not in configuration.list_stacks(self.folder):
+            return ()
+        try:
+            doctor = configuration.read(self.name, None, self.folder).parse_leniently().cloud.doctor
+        except ValueError:
+            return ()
+        return (*(doctor.CAUSES if doctor else ()), *GENERAL, *CLUSTER)
 
     def _describe_remaining(self, verb: str) -> str:
         """Describe what the state holds after a failure."""

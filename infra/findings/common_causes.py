@@ -68,6 +68,7 @@ NO_BUILDER = Cause(
     "`up` fails at the image with `failed to connect to the docker API`",
     "BuildKit builds the image on this machine, and no Docker daemon responds",
     "start Docker, or use an existing image: pulumi config set --path job.image <image>@sha256:...",
+    errors=("failed to connect to the docker API", "Cannot connect to the Docker daemon"),
 )
 NO_IMAGE = Cause(
     "image-missing",
@@ -81,12 +82,27 @@ IMAGE_CLOSED = Cause(
     "these credentials may not read the image; the nodes may still be allowed to pull it",
     "docker login {host}, or use the stack's own registry: pulumi config rm --path job.image",
 )
+IMAGE_PUSH = Cause(
+    "image-push",
+    "`up` fails at the image with `401 Unauthorized` or `authentication required`",
+    "the registry refuses the push: the login has expired, or its account has no role on the registry",
+    "log in to the cloud again, then: python -m infra up --stack <stack>, which gets a new token for the registry",
+    errors=("401 Unauthorized", "authentication required"),
+)
+IMAGE_IMMUTABLE = Cause(
+    "image-immutable",
+    "`up` fails at the image with `already exists in the ... repository and cannot be overwritten`",
+    "the registry's tags are immutable, and the image was built again under the same tag",
+    "use the image that exists: pulumi config set --path job.image <repository>@sha256:<digest>",
+    errors=("cannot be overwritten because",),
+)
 API_CLOSED = Cause(
     "api-unreachable",
     "`dial tcp ...: i/o timeout` from kubectl and from `up`",
     "the Kubernetes API is private, or network.authorized_cidrs lacks this machine's address",
     "pulumi config set --path 'network.authorized_cidrs[0]' \"$(curl -s https://checkip.amazonaws.com)/32\", then up; "
     "or work inside the network",
+    errors=("configured Kubernetes cluster is unreachable", ": i/o timeout"),
 )
 API_LOGIN = Cause(
     "api-login",
@@ -94,6 +110,7 @@ API_LOGIN = Cause(
     "the kubeconfig's command got no token, or its account has no role in the cluster",
     "{login}",
     guide="log in to the cloud again; if that does not help, ask an administrator of the cluster for access",
+    errors=("You must be logged in to the server",),
 )
 API_FORBIDDEN = Cause(
     "api-forbidden",
@@ -124,6 +141,7 @@ LOCKED_MEMORY = Cause(
     "netcheck or the training ends with `RDMA cannot register memory`",
     "the node runs with the limit of an earlier version, or something changed the pod's user or capability",
     "python -m infra up --stack {stack}, which replaces the nodes or the job; see Locked memory in workloads/README.md",
+    errors=("RDMA cannot register memory",),
 )
 CLAIM = Cause(
     "storage-unbound",
@@ -136,12 +154,14 @@ MOUNT = Cause(
     "pods stay in ContainerCreating with FailedMount",
     "the node cannot reach the file system, or has no driver for it",
     "kubectl --namespace {namespace} describe pod {pod}: its events show the reason",
+    errors=("FailedMount",),
 )
 OPERATOR = Cause(
     "operator",
     "jobs without pods, or nodes without GPUs or devices",
     "the pods of an operator do not run",
     "kubectl --namespace {namespace} describe {kind} {name}, then: python -m infra up --stack {stack}",
+    errors=("timed out waiting for the condition", "context deadline exceeded"),
 )
 JOB = Cause(
     "job",
@@ -164,7 +184,7 @@ NO_CLIENT = Cause(
 
 GENERAL = (
     NO_ENGINE, NO_LANGUAGE, PYTHON, PACKAGES_DIFFER, STATE, SETTING, BUDGET, NO_CLIENT, NO_BUILDER, NO_IMAGE,
-    IMAGE_CLOSED, SLOW, BROKEN,
+    IMAGE_CLOSED, IMAGE_PUSH, IMAGE_IMMUTABLE, SLOW, BROKEN,
 )  # fmt: skip
 CLUSTER = (
     API_CLOSED, API_LOGIN, API_FORBIDDEN, NODE_NOT_READY, NO_GPUS, NO_FABRIC, LOCKED_MEMORY, CLAIM, MOUNT, OPERATOR,

@@ -19,7 +19,7 @@ class Cause:
     """A known failure: its symptom when no check ran first, its reason and its fix.
 
     The check that finds it fills in each `{name}` of the fix; a guide shows `<name>`. If the whole fix depends on the
-    case, a guide shows `guide` instead.
+    case, a guide shows `guide` instead. `errors` are parts of the errors of `up` and `destroy` that it explains.
     """
 
     key: str
@@ -27,6 +27,7 @@ class Cause:
     reason: str
     fix: str
     guide: str = ""
+    errors: tuple[str, ...] = ()
 
     def format_fix(self, values: Mapping[str, object]) -> str:
         """Return the fix of one case."""

@@ -21,6 +21,7 @@ ROOT = f"/subscriptions/{SUBSCRIPTION}"
 SKUS, USAGES = f"{ROOT}/providers/Microsoft.Compute/skus", f"{ROOT}/providers/Microsoft.Compute/locations/eastus/usages"
 FEATURES = f"{ROOT}/providers/Microsoft.Features/providers"
 GROUP = f"{ROOT}/resourceGroups/rg/providers/Microsoft.Compute/capacityReservationGroups/gpus"
+PERMISSIONS = f"{ROOT}/providers/Microsoft.Authorization/permissions"
 FAMILY = "standardNDASv4_A100Family"
 NAMESPACES = (
     "Microsoft.Authorization", "microsoft.compute", "Microsoft.ContainerRegistry", "Microsoft.ContainerService",
@@ -75,6 +76,7 @@ def arm(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded.put(SKUS, {"value": [{"resourceType": "disks", "name": "Premium_LRS"}, size()]})
     recorded.put(USAGES, {"value": [usage(FAMILY, 0, 192), usage("lowPriorityCores", 0, 96)]})
     recorded.put(f"{ROOT}/providers/Microsoft.Network/virtualNetworks", {"value": []})
+    recorded.put(PERMISSIONS, {"value": [{"actions": ["*"], "notActions": []}]})
     return recorded
 
 
@@ -258,3 +260,28 @@ def test_a_training_service_needs_only_its_own_resource_providers(arm: Recorded,
     assert not any("NetApp" in text or "ContainerService" in text for text in results)
     assert one(found, "features").status == "skipped"
     assert "its own quotas" in one(found, "quota").result, "quotas of virtual machines do not apply"
+
+
+@pytest.mark.parametrize(
+    ("permissions", "status"),
+    [
+        ([{"actions": ["*"], "notActions": ["Microsoft.Authorization/*/Write"]}], "problem"),
+        ([{"actions": ["*/read"], "notActions": []}], "problem"),
+        ([], "problem"),
+        (
+            [
+                {"actions": ["*"], "notActions": ["Microsoft.Authorization/*/Write"]},
+                {"actions": ["Microsoft.Authorization/roleAssignments/write"], "notActions": []},
+            ],
+            "ok",
+        ),
+    ],
+    ids=["Contributor", "Reader", "none", "Contributor and Role Based Access Control Administrator"],
+)
+def test_a_role_that_may_assign_roles_is_needed(
+    arm: Recorded, context: Contexts, permissions: list[object], status: str
+) -> None:
+    arm.put(PERMISSIONS, {"value": permissions})
+    finding = one(run_checks(doctor.checks(context("azure")), "roles"), "roles")
+    assert finding.status == status
+    assert ("Role Based Access Control Administrator" in finding.fix) == (status == "problem")

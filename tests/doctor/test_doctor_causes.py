@@ -17,8 +17,10 @@ CAUSES = [cause for causes in lists().values() for cause in causes]
 #: Causes that no check can find in advance; only the guides mention them.
 GUIDES_ONLY = {
     "aws-capacity",
+    "aws-drain",
     "aws-efa",
     "aws-failed-group",
+    "aws-log-group",
     "azure-busy",
     "azure-capacity",
     "azure-drain",
@@ -28,6 +30,8 @@ GUIDES_ONLY = {
     "gcp-capacity",
     "gcp-driver",
     "gcp-maintenance",
+    "image-immutable",
+    "image-push",
 }
 PATTERNS = ("doctor/*.py", "findings/*.py", "clouds/*/doctor.py", "clouds/*/doctor/*.py")
 CHECKS = "\n".join(

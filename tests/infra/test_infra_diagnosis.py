@@ -14,6 +14,7 @@ from infra import stack_files as configuration
 from infra.automation.diagnosis import Attempt, explain, extract_cause, unknown_stack
 from infra.automation.progress import Diagnostic
 from infra.config.problems import SettingsError
+from infra.findings.common_causes import CLUSTER, GENERAL
 
 
 def failure(stderr: str) -> Any:
@@ -137,3 +138,134 @@ def test_a_resource_whose_creation_failed_in_the_cloud_must_be_replaced() -> Non
     error = Diagnostic(message, "aws:eks/nodeGroup:NodeGroup", "gpu", urn)
     found = explain(failure(""), ATTEMPT, [error, error], [])
     assert f"then: python -m infra up --stack dev --replace '{urn}'   (or delete" in str(found)
+
+
+#: Real errors of the clouds, by the row of the issue "First contact": the cloud, the message, the cause that
+#: explains it.
+#: Rows without an error here fail without one (A3, A6, Z6, G4, G6), or are refused before any resource (A8, A9's
+#: names).
+KNOWN = {
+    "A1": (  # https://github.com/hashicorp/terraform-provider-aws/issues/15183
+        "aws",
+        "waiting for EKS Node Group (c:g) create: unexpected state 'CREATE_FAILED' ... "
+        "last error: "
+        "eks-g-1: AsgInstanceLaunchFailures: Could not launch On-Demand Instances. InsufficientInstanceCapacity - We "
+        "currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested (us-west-2a).",
+        "aws-capacity",
+    ),
+    "A1 quota": (
+        "aws",
+        "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your "
+        "current vCPU limit of 0 allows for the instance bucket that the specified instance type belongs to.",
+        "aws-quota",
+    ),
+    "A2": (  # pulumi-kubernetes, provider.go
+        "aws",
+        "configured Kubernetes cluster is unreachable: unable to load schema information from the API server: Get "
+        '"https://ABC.gr7.us-west-2.eks.amazonaws.com/openapi/v2": dial tcp 10.0.12.7:443: i/o timeout',
+        "api-unreachable",
+    ),
+    "A4": (  # https://docs.aws.amazon.com/AmazonECR/latest/userguide/image-tag-mutability.html
+        "aws",
+        "tag invalid: The image tag '1a2b' already exists in the 'aws-registry-trainer' repository and cannot be "
+        "overwritten because the repository is immutable.",
+        "image-immutable",
+    ),
+    "A5": (  # https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2486
+        "aws",
+        "creating CloudWatch Logs Log Group (/aws/eks/c/cluster): operation error CloudWatch Logs: "
+        "CreateLogGroup, https "
+        "response error StatusCode: 400, ResourceAlreadyExistsException: The specified log group already exists",
+        "aws-log-group",
+    ),
+    "A7": (  # https://docs.aws.amazon.com/eks/latest/userguide/managed-node-update-behavior.html
+        "aws",
+        "waiting for EKS Node Group version update: PodEvictionFailure: Reached max retries while trying to evict pods "
+        "from nodes in node group g",
+        "aws-drain",
+    ),
+    "A9": (
+        "aws",
+        "operation error EKS: CreateCluster, UnsupportedAvailabilityZoneException: Cannot create cluster 'c' because "
+        "us-east-1e, the targeted availability zone, does not currently have sufficient capacity to support "
+        "the cluster",
+        "aws-eks-zone",
+    ),
+    "A10, Z4, G2": ("aws", "RDMA cannot register memory: RLIMIT_MEMLOCK is 65536 bytes", "locked-memory"),
+    "Z1": (  # https://learn.microsoft.com/troubleshoot/azure/azure-kubernetes/error-code-k8sapiserverconnfailvmext
+        "azure",
+        'Code="VMExtensionProvisioningError" Message="VMExtensionError_K8SAPIServerConnFail: ... exit status=51"',
+        "azure-nodes-blocked",
+    ),
+    "Z2": (  # https://learn.microsoft.com/azure/aks/manage-azure-rbac
+        "azure",
+        'namespaces is forbidden: User "1-2" cannot create resource "namespaces" in API group "" at the cluster scope: '
+        "User does not have access to the resource in Azure. Update role assignment to allow access.",
+        "azure-forbidden",
+    ),
+    "Z3": (
+        "azure",
+        "failed to push azure1a2b.azurecr.io/trainer:1: unexpected status from POST request to "
+        "https://azure1a2b.azurecr.io/v2/trainer/blobs/uploads/: 401 Unauthorized",
+        "image-push",
+    ),
+    "Z5": ("azure", "Helm release gpu-operator failed: timed out waiting for the condition", "operator"),
+    "Z7": (  # https://github.com/Azure/bicep-registry-modules/issues/6001
+        "azure",
+        'Code="StorageAccountOperationInProgress" Message="An operation is currently performing on this '
+        "storage account "
+        'that requires exclusive access."',
+        "azure-busy",
+    ),
+    "Z8": ("azure", 'Code="UpgradeFailed" Message="Drain node aks-gpu-1 failed: PodDrainFailure"', "azure-drain"),
+    "Z9": (  # https://github.com/Azure/azure-sdk-for-go/issues/6485
+        "azure",
+        'Code="CannotDeleteResource" Message="Can not delete resource before nested resources are deleted."',
+        "azure-busy",
+    ),
+    "Z10": (
+        "azure",
+        'Get "https://azure-1.privatelink.eastus.azmk8s.io:443/openapi/v2": dial tcp: lookup '
+        "azure-1.privatelink.eastus.azmk8s.io: no such host",
+        "azure-private",
+    ),
+    "roles": (
+        "azure",
+        "The client 'ann' with object id '1' does not have authorization to perform action "
+        "'Microsoft.Authorization/roleAssignments/write' over scope '/subscriptions/1'",
+        "azure-roles",
+    ),
+    "G3": ("gcp", "libcuda.so.1: cannot open shared object file: No such file or directory", "gcp-driver"),
+    "G6": (
+        "gcp",
+        "Error waiting for creating GKE NodePool: All cluster resources were brought up, but: only 0 nodes "
+        "out of 2 have "
+        "registered; GCE_STOCKOUT",
+        "gcp-capacity",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cloud", "message", "key"), KNOWN.values(), ids=KNOWN.keys())
+def test_a_known_error_is_explained_with_its_fix(cloud: str, message: str, key: str) -> None:
+    doctor = clouds.load(cloud).doctor
+    assert doctor
+    causes = (*doctor.CAUSES, *GENERAL, *CLUSTER)
+    (expected,) = (cause for cause in causes if cause.key == key)
+    shown = explain(failure(""), Attempt("up", "dev", "", causes), [Diagnostic(message, "x:y:Z", "it")], [])
+    first, second, *_ = str(shown).splitlines()
+    assert first.startswith("x:y:Z it: ")
+    assert second == f"    why: {expected.reason}. Fix: {expected.generic_fix.replace('<stack>', 'dev')}"
+
+
+def test_one_cause_of_several_resources_is_explained_once() -> None:
+    errors = [Diagnostic("InsufficientInstanceCapacity", "aws:eks:NodeGroup", name) for name in "ab"]
+    doctor = clouds.load("aws").doctor
+    assert doctor
+    shown = str(explain(failure(""), Attempt("up", "dev", "", doctor.CAUSES), errors, []))
+    assert shown.count("why: no such machine is free") == 1
+
+
+def test_an_unknown_error_has_no_explanation() -> None:
+    shown = explain(failure(""), Attempt("up", "dev"), [Diagnostic("something new", "x:y:Z", "it")], [])
+    assert "why:" not in str(shown)

@@ -41,6 +41,7 @@ EKS_ZONE = Cause(
     "`UnsupportedAvailabilityZoneException` at the cluster",
     "EKS accepts no control plane in one zone each of us-east-1, us-west-1 and ca-central-1, often us-east-1e",
     "pulumi config set --path 'network.zones[0]' {zone}, and network.zones[1] likewise",
+    errors=("UnsupportedAvailabilityZoneException",),
 )
 FAILED_GROUP = Cause(
     "aws-failed-group",
@@ -54,6 +55,7 @@ OFFER = Cause(
     "EC2 does not offer the instance type in that zone, or not in the region at all",
     "{fix}",
     guide="pulumi config set --path gpu.zone <zone>, or another region; python -m infra doctor names the zones that do",
+    errors=("is not supported in your requested Availability Zone",),
 )
 QUOTA = Cause(
     "aws-quota",
@@ -61,6 +63,7 @@ QUOTA = Cause(
     "the account's vCPU quota for this family of types is too small: a new account has 0 for P types",
     "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} --desired-value {value}"
     " --region {region} (P types take days), or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
+    errors=("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded"),
 )
 NETWORK_QUOTA = Cause(
     "aws-network-quota",
@@ -68,12 +71,14 @@ NETWORK_QUOTA = Cause(
     "the account has used its quota of VPCs or addresses in the region",
     "aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code}"
     " --desired-value {value} --region {region}, or delete an unused one",
+    errors=("VpcLimitExceeded", "AddressLimitExceeded"),
 )
 CAPACITY = Cause(
     "aws-capacity",
     "`InsufficientInstanceCapacity` although the quota is large enough",
     "no such machine is free in the zone at present; a quota does not guarantee capacity",
     "another zone (gpu.zone), a reservation (gpu.capacity reservation) or a capacity block (capacity_block)",
+    errors=("InsufficientInstanceCapacity",),
 )
 RESERVATION = Cause(
     "aws-reservation",
@@ -81,6 +86,7 @@ RESERVATION = Cause(
     "the reservation has expired, has not started, is full, or is for another type or zone",
     "{fix}",
     guide="aws ec2 describe-capacity-reservations, then set gpu.zone, gpu.instance_type and gpu.nodes.desired to match",
+    errors=("InvalidCapacityReservationId",),
 )
 BUCKET = Cause(
     "aws-bucket",
@@ -100,7 +106,22 @@ EFA = Cause(
     "the image lacks the EFA libraries, or the job does not request vpc.amazonaws.com/efa",
     "let the stack build the image (pulumi config rm --path job.image), or build yours with --target aws",
 )
+LOG_GROUP = Cause(
+    "aws-log-group",
+    "`ResourceAlreadyExistsException: The specified log group already exists` at the cluster's logs",
+    "after a destroy EKS writes the cluster's last logs and so creates the log group again",
+    "python -m infra orphans --stack <stack>, run the command that it prints for the log group, then up",
+    errors=("The specified log group already exists",),
+)
+DRAIN = Cause(
+    "aws-drain",
+    "an update of a node group ends with `PodEvictionFailure`",
+    "a pod did not leave its node within 15 minutes: a disruption budget, or a save that takes longer",
+    "python -m workloads stop --stack <stack>, then: python -m infra up --stack <stack>, then: python -m workloads"
+    " resume --stack <stack>",
+    errors=("PodEvictionFailure",),
+)
 CAUSES = (
     CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, EKS_ZONE, OFFER, QUOTA, CAPACITY, FAILED_GROUP, RESERVATION,
-    NETWORK_QUOTA, OVERLAP, BUCKET, EFA,
+    NETWORK_QUOTA, OVERLAP, BUCKET, EFA, LOG_GROUP, DRAIN,
 )  # fmt: skip

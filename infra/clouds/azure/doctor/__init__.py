@@ -29,6 +29,7 @@ def checks(context: Context) -> list[Check]:
     queries = Queries(arm, settings, context)
     runs = {
         "resource providers": queries.providers,
+        "roles": queries.roles,
         "features": queries.features,
         "instance type": queries.offer,
         "quota": queries.quota,

@@ -16,6 +16,7 @@ SUBSCRIPTION = Cause(
     "`SubscriptionNotFound`, or resources appear in an unexpected subscription",
     "no subscription is chosen, it is not enabled, or these credentials do not reach it",
     "az account list --output table, then: az account set --subscription <id>",
+    errors=("SubscriptionNotFound",),
 )
 ACCOUNT = Cause(
     "azure-account",
@@ -29,6 +30,14 @@ DENIED = Cause(
     "these credentials may not read this; the role Reader on the subscription is enough",
     "az role assignment create --role Reader --assignee <you> --scope /subscriptions/{subscription}",
 )
+ROLES = Cause(
+    "azure-roles",
+    "`does not have authorization to perform action 'Microsoft.Authorization/roleAssignments/write'`",
+    "`up` assigns roles, which Contributor may not do",
+    "ask an owner of the subscription for: az role assignment create --assignee <you> --scope"
+    " /subscriptions/{subscription} --role 'Role Based Access Control Administrator'",
+    errors=("Microsoft.Authorization/roleAssignments/write",),
+)
 UNREACHABLE = Cause(
     "azure-unreachable",
     "a check ends with a time-out of management.azure.com",
@@ -40,12 +49,14 @@ PROVIDER = Cause(
     "`MissingSubscriptionRegistration`",
     "the subscription has never used this service: its resource provider is not registered",
     "az provider register --namespace {namespace} --wait",
+    errors=("MissingSubscriptionRegistration",),
 )
 FEATURE = Cause(
     "azure-feature",
     "nodes without `rdma/ib`, or `SubscriptionNotEnabledEncryptionAtHost`",
     "a preview feature that the nodes need is not registered; it takes up to half an hour",
     "az feature register --namespace {namespace} --name {name}, then: az provider register --namespace {namespace}",
+    errors=("SubscriptionNotEnabledEncryptionAtHost",),
 )
 OFFER = Cause(
     "azure-offer",
@@ -53,6 +64,7 @@ OFFER = Cause(
     "the location, or the zone, does not offer this size to the subscription",
     "{fix}",
     guide="pulumi config set --path gpu.zone <zone>, or another location: az vm list-skus --size <size> --all",
+    errors=("SkuNotAvailable",),
 )
 QUOTA = Cause(
     "azure-quota",
@@ -60,12 +72,14 @@ QUOTA = Cause(
     "the subscription's quota of cores for this family is too small; spot has one quota for all families",
     "request {value} cores of {family} in {location}: https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
     " (days for ND sizes), or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
+    errors=("QuotaExceeded", "InsufficientVCPUQuota"),
 )
 CAPACITY = Cause(
     "azure-capacity",
     "`AllocationFailed` or `OverconstrainedAllocationRequest` although the quota is large enough",
     "no such machine is free at present; a quota does not guarantee capacity",
     "another location, or a capacity reservation (gpu.capacity reservation)",
+    errors=("AllocationFailed", "OverconstrainedAllocationRequest"),
 )
 RESERVATION = Cause(
     "azure-reservation",
@@ -73,6 +87,7 @@ RESERVATION = Cause(
     "the group was deleted, or has too few machines of this size in this location",
     "{fix}",
     guide="az capacity reservation group list, then set gpu.reservation_id and gpu.nodes.desired to match",
+    errors=("CapacityReservationGroup",),
 )
 OVERLAP = Cause(
     "azure-overlap",
@@ -85,6 +100,7 @@ PRIVATE = Cause(
     "`up` waits at the first Kubernetes object and fails with `no such host`",
     "network.api_access is inside, so the API server has only a private address, and this machine is not in the VNet",
     "run in the VNet; or destroy, pulumi config rm --path network.api_access, and up, which asks for your address",
+    errors=("no such host",),
 )
 NODES_BLOCKED = Cause(
     "azure-nodes-blocked",
@@ -92,18 +108,21 @@ NODES_BLOCKED = Cause(
     "the nodes cannot reach the API server: its authorized ranges lack the address of their NAT gateway, or a firewall"
     " blocks port 443",
     "pulumi up, which authorizes the address of the stack's own NAT gateway",
+    errors=("K8SAPIServerConnFail",),
 )
 FORBIDDEN = Cause(
     "azure-forbidden",
     "the first Kubernetes objects fail with `Forbidden`",
     "a new role takes up to five minutes to reach the API server",
     "pulumi up, five minutes later",
+    errors=("User does not have access to the resource in Azure",),
 )
 BUSY = Cause(
     "azure-busy",
     "`StorageAccountOperationInProgress`, or `CannotDeleteResource` with nested resources",
     "the service has not finished an earlier change of the same account",
     "the same command again",
+    errors=("StorageAccountOperationInProgress", "before nested resources are deleted"),
 )
 DRAIN = Cause(
     "azure-drain",
@@ -111,6 +130,7 @@ DRAIN = Cause(
     "pods did not leave a node within 30 minutes of the start of its upgrade",
     "python -m workloads stop, then: az aks nodepool upgrade --name gpu --node-image-only, then: "
     "python -m workloads resume",
+    errors=("PodDrainFailure",),
 )
 VERSION = Cause(
     "azure-version",
@@ -118,8 +138,9 @@ VERSION = Cause(
     "the location does not offer the version, or the upgrade skips a minor version",
     "az aks get-versions --location <location> --output table, then: "
     "pulumi config set --path cluster.kubernetes_version <version>",
+    errors=("K8sVersionNotSupported",),
 )
 CAUSES = (
-    CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY, RESERVATION,
-    OVERLAP, PRIVATE, NODES_BLOCKED, FORBIDDEN, BUSY, DRAIN, VERSION,
+    CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, ROLES, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY,
+    RESERVATION, OVERLAP, PRIVATE, NODES_BLOCKED, FORBIDDEN, BUSY, DRAIN, VERSION,
 )  # fmt: skip

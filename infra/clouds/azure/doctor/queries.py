@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from http import HTTPStatus
 from ipaddress import IPv4Network
 from typing import Any
@@ -17,6 +18,7 @@ from infra.clouds.azure.doctor.causes import (
     PROVIDER,
     QUOTA,
     RESERVATION,
+    ROLES,
     SUBSCRIPTION,
 )
 from infra.clouds.azure.doctor.client import Arm
@@ -66,6 +68,18 @@ class Queries:
         if missing:
             return [problem(PROVIDER, f"{name} is {state}", namespace=name) for name, state in missing.items()]
         return ok(f"{len(needed)} registered")
+
+    def roles(self) -> Finding:
+        """Check that these credentials may assign roles, which `up` does for the cluster, the trainer and the registry.
+
+        Each entry is one role's permissions: what it allows less what it excludes.
+        """
+        action = "Microsoft.Authorization/roleAssignments/write"
+        path = f"{self.arm.root}/providers/Microsoft.Authorization/permissions"
+        for item in self.arm.list_all(path, "2022-04-01"):
+            if _matches(action, item["actions"]) and not _matches(action, item.get("notActions", ())):
+                return ok("these credentials may assign roles")
+        return problem(ROLES, f"no role that allows {action}", subscription=self.arm.subscription)
 
     def features(self) -> Finding | list[Finding]:
         """Check that the features that nodes need are registered."""
@@ -183,6 +197,11 @@ class Queries:
         # Separate networks may use the same addresses; only networks to be connected must not.
         result = f"{mine} overlaps {', '.join(overlapping)}; harmless unless they are connected"
         return Finding("ok", result, OVERLAP.format_fix({"free": free}), OVERLAP.key)
+
+
+def _matches(action: str, patterns: Sequence[str]) -> bool:
+    """Return whether one of a role's patterns, in which * stands for any text, matches an action."""
+    return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
 
 
 def _or_none(names: Sequence[str]) -> str:

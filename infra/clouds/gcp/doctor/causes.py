@@ -22,6 +22,7 @@ BILLING = Cause(
     "`This API method requires billing to be enabled`",
     "the project has no billing account",
     "gcloud billing projects link {project} --billing-account <account>",
+    errors=("requires billing to be enabled",),
 )
 DENIED = Cause(
     "gcp-denied",
@@ -40,6 +41,7 @@ SERVICE = Cause(
     "`SERVICE_DISABLED`, `... API has not been used in project ... before or it is disabled`",
     "a new project has no services enabled; one that `up` has just enabled may refuse requests for some minutes",
     "gcloud services enable {services} --project {project}, then up again",
+    errors=("SERVICE_DISABLED", "has not been used in project"),
 )
 VERSION = Cause(
     "gcp-version",
@@ -52,6 +54,7 @@ DRIVER = Cause(
     "`libcuda.so.1: cannot open shared object file` on a node with GPUs",
     "the image does not look for the driver in /usr/local/nvidia/lib64, where GKE mounts it",
     "build it again from trainer/Dockerfile, or set LD_LIBRARY_PATH=/usr/local/nvidia/lib64 in yours",
+    errors=("libcuda.so.1",),
 )
 MAINTENANCE = Cause(
     "gcp-maintenance",
@@ -72,12 +75,14 @@ QUOTA = Cause(
     "the project's quota of this GPU in the region is too small; a new project often has 0, and 0 of all GPUs",
     "request {value} of {metric}: https://console.cloud.google.com/iam-admin/quotas?project={project}"
     ", or fewer nodes: pulumi config set --path gpu.nodes.max {nodes}",
+    errors=("GCE quota exceeded", "QUOTA_EXCEEDED"),
 )
 CAPACITY = Cause(
     "gcp-capacity",
     "`ZONE_RESOURCE_POOL_EXHAUSTED` or `GCE out of resources` although the quota is large enough",
     "no such machine is free in the zone at present; a quota does not guarantee capacity",
     "another zone, gpu.capacity flex_start, which waits in a queue, or a reservation",
+    errors=("ZONE_RESOURCE_POOL_EXHAUSTED", "GCE out of resources", "GCE_STOCKOUT"),
 )
 RESERVATION = Cause(
     "gcp-reservation",
@@ -97,6 +102,7 @@ PLUGIN = Cause(
     "`executable gke-gcloud-auth-plugin not found`",
     "the kubeconfig gets its token from a plug-in of gcloud, which is installed separately",
     "gcloud components install gke-gcloud-auth-plugin (or the package google-cloud-cli-gke-gcloud-auth-plugin)",
+    errors=("gke-gcloud-auth-plugin not found",),
 )
 CAUSES = (
     CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, VERSION,
