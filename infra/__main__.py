@@ -27,6 +27,7 @@ _ENGINE = {
     "refresh": "update the state from the resources in the cloud",
     "destroy": "delete the stack's resources and list what is left; asks for the stack's name",
     "outputs": "print the outputs of the last `up`: addresses, cost and the next commands",
+    "tunnel": "hold open the tunnel to a private Kubernetes API (network.api_access bastion) until Ctrl-C",
 }
 _ORPHANS = "list resources of the stack that are in no state, with the command that removes each"
 _COST = {"cost": "print the hourly cost, item by item, without the engine or a login"}

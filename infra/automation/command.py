@@ -79,12 +79,22 @@ def _outputs(arguments: argparse.Namespace, _: Mapping[str, str], display: Displ
     _print_outputs(_open_stack(arguments, display).outputs(), arguments, secrets=arguments.show_secrets)
 
 
+def _tunnel(arguments: argparse.Namespace, _: Mapping[str, str], display: Display) -> None:
+    """Hold the tunnel until Ctrl-C, its normal end."""
+    line = "open: kubectl and pulumi reach the cluster at https://127.0.0.1:{port} until Ctrl-C"
+    try:
+        _open_stack(arguments, display).hold_tunnel(lambda found: display.print_line(line.format(port=found.port)))
+    except KeyboardInterrupt:
+        display.print_line("closed")
+
+
 _VERBS: dict[str, Callable[[argparse.Namespace, Mapping[str, str], Display], None]] = {
     "preview": _preview,
     "up": _up,
     "refresh": _refresh,
     "destroy": _destroy,
     "outputs": _outputs,
+    "tunnel": _tunnel,
 }
 
 

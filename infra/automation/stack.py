@@ -15,6 +15,7 @@ from pulumi import automation
 from pulumi.automation.errors import CommandError, StackNotFoundError
 
 from infra import stack_files as configuration
+from infra import tunnel
 from infra.automation import account, diagnosis
 from infra.automation.display import Display
 from infra.automation.engine import Engine, require_environment
@@ -206,13 +207,18 @@ class LiveStack:
         start = time.monotonic()
         before = self._engine.interrupts
         try:
-            with self._display.show(f"{verb} of stack {self.name}", progress):
+            with (
+                self._display.show(f"{verb} of stack {self.name}", progress),
+                tunnel.held(self._find_tunnel(verb)),
+            ):
                 operation(on_event=progress.event, color="never", suppress_progress=True, **options)
         except CommandError as error:
             attempt = diagnosis.Attempt(verb, self.name, self._describe_remaining(verb), self._known_causes())
             if self._engine.interrupts > before:
                 raise _cancelled(attempt) from None
             raise diagnosis.explain(error, attempt, progress.errors, progress.violations) from None
+        except tunnel.TunnelError as error:
+            raise OperationError(str(error)) from None
         if verb == "preview" and self._engine.interrupts > before:
             raise _cancelled(diagnosis.Attempt(verb, self.name))
         seconds = time.monotonic() - start
@@ -228,6 +234,35 @@ class LiveStack:
         except ValueError:
             return ()
         return (*(doctor.CAUSES if doctor else ()), *GENERAL, *CLUSTER)
+
+    def hold_tunnel(self, on_open: Callable[[tunnel.Tunnel], None]) -> None:
+        """Hold the tunnel to the stack's Kubernetes API until Ctrl-C; raise OperationError if the stack has none."""
+        self._open("tunnel")
+        found = self._find_tunnel("tunnel")
+        if found is None:
+            raise OperationError(
+                f"stack {self.name!r} has no tunnel: its API is reached without one, or it is not up. "
+                f"Fix: python -m infra outputs --stack {self.name}"
+            )
+        try:
+            session = tunnel.start(found)
+        except tunnel.TunnelError as error:
+            raise OperationError(str(error)) from None
+        if session is None:
+            raise OperationError(f"another process holds the tunnel of stack {self.name!r} already; it can be used")
+        on_open(found)
+        try:
+            session.wait()
+            ended = f"the tunnel ended: {session.errors()}. Fix: python -m infra tunnel --stack {self.name}"
+        finally:
+            session.close()
+        raise OperationError(ended)
+
+    def _find_tunnel(self, verb: str) -> tunnel.Tunnel | None:
+        """Return the tunnel that the state describes; a stack that is not up yet opens its own."""
+        opened = self._opened
+        state = self._query(verb, opened.export_stack).deployment if opened else None
+        return tunnel.find((state or {}).get("resources") or [])
 
     def _describe_remaining(self, verb: str) -> str:
         """Describe what the state holds after a failure."""

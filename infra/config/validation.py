@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from types import UnionType
+from typing import TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -54,9 +55,10 @@ def validate_leniently(
 
 
 def _section(info: FieldInfo | None) -> type[BaseModel] | None:
-    """Return the model of a field that is a section, None for any other field."""
-    annotation = info.annotation if info else None
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    """Return the model of a field that is a section, also of an optional one; None for any other field."""
+    found = info.annotation if info else None
+    choices = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
+    return next((one for one in choices if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _without(data: dict[str, object], path: Path, model: type[BaseModel]) -> dict[str, object]:

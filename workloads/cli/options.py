@@ -42,6 +42,16 @@ def open_run(arguments: argparse.Namespace) -> Run:
     return Run(api, arguments.namespace, arguments.run, options=options)
 
 
+def _find_fix(stack: str, kubeconfig: str) -> str:
+    """Return what to do if the API server of a stack does not answer."""
+    if "tls-server-name" in kubeconfig:
+        return f"hold the tunnel open in another terminal: python -m infra tunnel --stack {stack}"
+    return (
+        f"log in to the cloud again, run `pulumi up --stack {stack}`, and check that network.authorized_cidrs contains "
+        "this machine's address"
+    )
+
+
 def open_stack_run(arguments: argparse.Namespace) -> Run:
     """Return the run of a stack, or the run in the stack's namespace that `--run` names."""
     if arguments.context:
@@ -52,12 +62,9 @@ def open_stack_run(arguments: argparse.Namespace) -> Run:
     if job["launcher"] in SERVICES:
         lines = "; ".join(f"{what}: `{line}`" for what, line in job["commands"].items())
         raise UserError(f"run {job['run']!r} is on {job['launcher']}, not on a cluster; {lines}; {job['page']}")
-    fix = (
-        f"log in to the cloud again, run `pulumi up --stack {stack}`, and check that network.authorized_cidrs contains "
-        "this machine's address"
-    )
+    kubeconfig = str(outputs.get("kubeconfig", ""))
     run = Run(
-        KubeApi.from_text(str(outputs.get("kubeconfig", "")), fix),
+        KubeApi.from_text(kubeconfig, _find_fix(stack, kubeconfig)),
         arguments.namespace or job["namespace"],
         job["run"],
         job_kind=job["kind"],

@@ -12,6 +12,8 @@ import pulumi_aws as aws
 import pulumi_eks as eks
 import pulumi_kubernetes as k8s
 
+from infra import tunnel
+from infra.clouds.aws.bastion import Bastion
 from infra.clouds.aws.identity import NODES, PODS, ServiceRole, Statement, managed_policy
 from infra.clouds.aws.network import Network
 from infra.clouds.aws.nodes import GpuNodes, Membership, SystemNodes
@@ -54,8 +56,15 @@ class EksCluster(pulumi.ComponentResource):
         plane = self._create_control_plane(network)
         self.security_group_id = plane.cluster_security_group_id
         self.name = self.security_group_id.apply(lambda _: self.eks_name)
-        self.kubeconfig = pulumi.Output.secret(plane.kubeconfig_json)
-        self.provider = k8s.Provider(f"{name}-k8s", kubeconfig=self.kubeconfig, opts=self._child)
+        self.kubeconfig = pulumi.Output.secret(self._find_way_in(network, plane))
+        self.provider = k8s.Provider(
+            f"{name}-k8s",
+            kubeconfig=self.kubeconfig,
+            # Without it another way to the same API server would replace every object in the cluster:
+            # https://github.com/pulumi/pulumi-kubernetes/blob/master/provider/pkg/provider/provider.go (DiffConfig)
+            cluster_identifier=pulumi.Output.unsecret(plane.kubeconfig_json.apply(_server_name)),
+            opts=self._child,
+        )
 
         member = self._create_membership(network)
         self._member = member
@@ -68,6 +77,13 @@ class EksCluster(pulumi.ComponentResource):
         """Create the GPU nodes after these resources, and delete them before."""
         member = replace(self._member, before=[*self._member.before, *after])
         return GpuNodes(f"{self._name}-gpu", self._settings, network, member, self._child)
+
+    def _find_way_in(self, network: Network, plane: eks.Cluster) -> pulumi.Output[str]:
+        """Return the kubeconfig for the API server's own address, or through the bastion."""
+        if self._settings.network.api_access != "bastion":
+            return plane.kubeconfig_json
+        name, group = f"{self._name}-bastion", plane.cluster_security_group_id
+        return Bastion(name, self._settings, network, plane.kubeconfig_json, group, self._child).kubeconfig
 
     def create_addon(
         self,
@@ -230,6 +246,11 @@ class EksCluster(pulumi.ComponentResource):
             tags=self._tags,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[role]),
         )
+
+
+def _server_name(kubeconfig: str) -> str:
+    """Return the host name of the API server, which is unique to the cluster."""
+    return tunnel.server_name(json.loads(kubeconfig)["clusters"][0]["cluster"]["server"])
 
 
 def _admin_entries(arns: Sequence[str], partition: str) -> dict[str, eks.AccessEntryArgs] | None:

@@ -51,6 +51,7 @@ class ServiceRole(pulumi.ComponentResource):
     """
 
     arn: pulumi.Output[str]
+    name: pulumi.Output[str]
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ServiceRole(pulumi.ComponentResource):
             aws.iam.RolePolicyAttachment(attachment, role=role.name, policy_arn=arn, opts=child)
         if statements:
             aws.iam.RolePolicy(f"{name}-policy", role=role.name, policy=policy(statements), opts=child)
-        self.arn = role.arn
+        self.arn, self.name = role.arn, role.name
         self.register_outputs({"arn": self.arn})
 
 

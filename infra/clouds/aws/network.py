@@ -40,14 +40,21 @@ def named(tags: Tags, name: str) -> dict[str, str]:
     return {**tags, "Name": name}
 
 
+@dataclass(frozen=True)
+class Existing:
+    """A resource outside this stack, which never changes or deletes it."""
+
+    id: pulumi.Output[str]
+
+
 class Network(pulumi.ComponentResource):
-    """The network that the nodes run in.
+    """The network that the nodes run in: its own VPC, or the subnets of `network.existing`.
 
     `efa_group` and `placement_group` are None where the instance type or the capacity does not use one.
     """
 
-    vpc: aws.ec2.Vpc
-    private_subnets: Mapping[str, aws.ec2.Subnet]
+    vpc: aws.ec2.Vpc | Existing
+    private_subnets: Mapping[str, aws.ec2.Subnet | Existing]
     efa_group: aws.ec2.SecurityGroup | None
     placement_group: aws.ec2.PlacementGroup | None
 
@@ -55,18 +62,28 @@ class Network(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:Network", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        self.vpc = self._create_vpc()
-        internet = self._create_internet_route()
-        public = self._create_subnets("public", "kubernetes.io/role/elb", internet.route_table_id)
-        nat = self._create_nat_route(public[settings.gpu_zone], internet)
-        self.private_subnets = self._create_subnets("private", "kubernetes.io/role/internal-elb", nat.route_table_id)
-        self._create_endpoints(nat.route_table_id)
+        if existing := settings.network.existing:
+            self.vpc = Existing(pulumi.Output.from_input(existing.vpc_id))
+            self.private_subnets = {
+                zone: Existing(pulumi.Output.from_input(subnet)) for zone, subnet in existing.subnets.items()
+            }
+        else:
+            self._create_network()
         self.efa_group = self._create_efa_group() if settings.num_efa_interfaces else None
         self.placement_group = self._create_placement_group() if self._uses_placement_group else None
         self.register_outputs({"vpc_id": self.vpc.id})
 
+    def _create_network(self) -> None:
+        """Create the VPC, its subnets, their routes, and the endpoints."""
+        self.vpc = self._create_vpc()
+        internet = self._create_internet_route()
+        public = self._create_subnets("public", "kubernetes.io/role/elb", internet.route_table_id)
+        nat = self._create_nat_route(public[self._settings.gpu_zone], internet)
+        self.private_subnets = self._create_subnets("private", "kubernetes.io/role/internal-elb", nat.route_table_id)
+        self._create_endpoints(nat.route_table_id)
+
     @property
-    def gpu_subnet(self) -> aws.ec2.Subnet:
+    def gpu_subnet(self) -> aws.ec2.Subnet | Existing:
         """Return the subnet of the GPU nodes and of the file system."""
         return self.private_subnets[self._settings.gpu_zone]
 

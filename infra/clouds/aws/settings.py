@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from infra import catalog
 from infra.config import checks
-from infra.config.problems import Problem, fix_by_removing, fix_by_setting
+from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
@@ -32,6 +32,9 @@ NUM_SUBNET_BLOCKS = 8
 #: Addresses that the VPC CNI reserves on one GPU node: two network interfaces of 50 addresses each, one of them warm.
 #: https://docs.aws.amazon.com/eks/latest/best-practices/vpc-cni.html
 ADDRESSES_PER_NODE = 100
+
+#: The machine of `network.api_access` bastion, and the size of its disk.
+BASTION_TYPE, BASTION_VOLUME_GIB = "t3.nano", 8
 
 _WIDEST_VPC = 16
 _PRIVATE = tuple(IPv4Network(cidr) for cidr in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
@@ -82,15 +85,29 @@ class Gpu(ManagedGpuSettings):
             )
 
 
+class ExistingNetwork(Section):
+    """A VPC outside the stack, which never changes it, with one private subnet in each of two or more zones.
+
+    The subnets need a route to the internet or endpoints of EC2, ECR, EKS, STS, S3, FSx and CloudWatch.
+    """
+
+    vpc_id: str = Field(pattern=r"^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"])
+    subnets: dict[str, Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")]] = Field(
+        examples=[{"us-west-2a": "subnet-0123456789abcdef0", "us-west-2b": "subnet-0fedcba9876543210"}]
+    )
+
+
 class Network(NetworkSettings):
     """The VPC; `zones` defaults to the region's zones a and b, which the control plane needs, and `gpu.zone`.
 
-    `services_cidr` is the range of Kubernetes services: used only inside the cluster, it must not overlap the VPC.
+    `services_cidr` is the range of Kubernetes services: used only inside the cluster, it must not overlap the VPC. With
+    `api_access` bastion the API is private, and Session Manager forwards a port to it through a small machine.
     """
 
-    api_access: Literal["authorized_ranges", "inside"] = "authorized_ranges"
+    api_access: Literal["authorized_ranges", "inside", "bastion"] = "authorized_ranges"
     zones: tuple[str, ...] = ()
     services_cidr: Cidr = "172.20.0.0/16"
+    existing: ExistingNetwork | None = None
 
 
 class KubernetesCluster(Section):
@@ -152,6 +169,8 @@ class Settings(ManagedStackSettings):
     @property
     def zones(self) -> tuple[str, ...]:
         """Return the VPC's zones; a third one for GPU nodes comes last, so that it does not move the other ranges."""
+        if self.network.existing:
+            return tuple(self.network.existing.subnets)
         if self.network.zones:
             return self.network.zones
         default = (f"{self.region}a", f"{self.region}b")
@@ -160,7 +179,7 @@ class Settings(ManagedStackSettings):
     @property
     def gpu_zone(self) -> str:
         """Return the zone of the GPU nodes, the shared storage and the NAT gateway."""
-        return self.gpu.zone or next(iter(self.network.zones), f"{self.region}a")
+        return self.gpu.zone or next(iter(self.zones), f"{self.region}a")
 
     @property
     def num_nodes_at_start(self) -> int:
@@ -192,7 +211,10 @@ class Settings(ManagedStackSettings):
         """Yield problems across sections."""
         yield from super().problems()
         yield from self._zone_problems()
-        yield from self._address_problems()
+        if self.network.existing:
+            yield from self._existing_problems(self.network.existing)
+        else:
+            yield from self._address_problems()
         yield from self._access_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from _lustre_problems(self.storage.size_gib)
@@ -224,6 +246,19 @@ class Settings(ManagedStackSettings):
         if self.gpu.zone:
             yield from checks.zone_in_region("gpu.zone", self.gpu.zone, self.region)
             yield from checks.one_of("gpu.zone", self.gpu.zone, set(self.zones))
+
+    def _existing_problems(self, existing: ExistingNetwork) -> Iterable[Problem]:
+        """Check that the subnets are in two zones of this region or more, and that no key describes another network."""
+        yield from find_unused(self, ("network.cidr", "network.zones"), "not a key of network.existing")
+        key, zones = "network.existing.subnets", list(existing.subnets)
+        for zone in zones:
+            for problem in checks.zone_in_region(f"{key}.{zone}", zone, self.region):
+                yield replace(problem, fix=fix_by_removing(f"{key}.{zone}"))
+        if len(zones) < 2:
+            other = "b" if zones == [f"{self.region}a"] else "a"
+            fix = fix_by_setting(f"{key}.{self.region}{other}", "subnet-<id>")
+            message = f"{len(zones)} zones, and the control plane needs two"
+            yield Problem(key, message, "a private subnet in each of two zones or more", fix, existing.subnets)
 
     def _address_problems(self) -> Iterable[Problem]:
         """Check that AWS accepts the ranges, that they do not overlap, and that they have room for the nodes."""
@@ -284,13 +319,29 @@ class Settings(ManagedStackSettings):
             *super().cost_lines(num_gpu_nodes),
             CostLine("EKS control plane", 1, prices["control_plane"][self.cluster.support]),
             CostLine(f"system node {self.system.instance_type}", num_system, self._system_price),
-            CostLine("NAT gateway", 1, prices["network"]["nat_gateway"]),
-            CostLine("public IPv4 address", 1, prices["network"]["public_ipv4"]),
-            CostLine("interface endpoint", 2 * len(self.zones), prices["network"]["interface_endpoint"]),
+            *self._network_lines(prices["network"]),
             CostLine("GiB of root volumes", volumes_gib, _hourly(prices["root_volume"]["gp3"])),
             CostLine("GiB of FSx for Lustre", self.storage.size_gib, _hourly(lustre)),
             CostLine("KMS key", 1, _hourly(prices["key"]["kms"])),
+            *self._bastion_lines(prices),
         )
+
+    def _network_lines(self, prices: Mapping[str, float]) -> Sequence[CostLine]:
+        """Return the costs of the stack's own network; an existing one is paid for elsewhere."""
+        if self.network.existing:
+            return ()
+        return (
+            CostLine("NAT gateway", 1, prices["nat_gateway"]),
+            CostLine("public IPv4 address", 1, prices["public_ipv4"]),
+            CostLine("interface endpoint", 2 * len(self.zones), prices["interface_endpoint"]),
+        )
+
+    def _bastion_lines(self, prices: Mapping[str, Mapping[str, float]]) -> Sequence[CostLine]:
+        """Return the costs of the bastion, if there is one."""
+        if self.network.api_access != "bastion":
+            return ()
+        volume = BASTION_VOLUME_GIB * _hourly(prices["root_volume"]["gp3"])
+        return (CostLine(f"bastion {BASTION_TYPE} with its volume", 1, prices["bastion"][BASTION_TYPE] + volume),)
 
     @property
     def _system_price(self) -> float:

@@ -209,7 +209,10 @@ class Cluster(pulumi.ComponentResource):
         Without its metrics server, which runs on them, a cluster cannot delete a namespace.
         """
         opts = pulumi.ResourceOptions(parent=self, depends_on=[self.system_nodes])
-        return k8s.Provider(f"{self._name}-k8s", kubeconfig=self.kubeconfig, opts=opts)
+        # Without the identifier another way to the same API server would replace every object in the cluster:
+        # https://github.com/pulumi/pulumi-kubernetes/blob/master/provider/pkg/provider/provider.go (DiffConfig)
+        identifier = self.control_plane.id
+        return k8s.Provider(f"{self._name}-k8s", kubeconfig=self.kubeconfig, cluster_identifier=identifier, opts=opts)
 
 
 def kubeconfig(name: str, server: str, authority: str | None) -> str:

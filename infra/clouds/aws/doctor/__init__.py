@@ -33,6 +33,7 @@ def checks(context: Context) -> list[Check]:
         "quota of the network": queries.network_quota,
         "reservation": queries.reservation,
         "addresses": queries.overlaps,
+        "existing network": queries.existing_network,
         "bucket": queries.bucket,
     }
     with_cause = explained(lambda error: explain(error, settings.region))

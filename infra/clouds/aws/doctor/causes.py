@@ -121,7 +121,14 @@ DRAIN = Cause(
     " resume --stack <stack>",
     errors=("PodEvictionFailure",),
 )
+EXISTING_NETWORK = Cause(
+    "aws-existing-network",
+    "nodes of a stack with `network.existing` never join the cluster",
+    "the VPC has no DNS names, or the subnets have no way to AWS or too few addresses",
+    "{fix}",
+    guide="the result names the command for each: DNS of the VPC, a NAT route or endpoints, a larger subnet",
+)
 CAUSES = (
     CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, EKS_ZONE, OFFER, QUOTA, CAPACITY, FAILED_GROUP, RESERVATION,
-    NETWORK_QUOTA, OVERLAP, BUCKET, EFA, LOG_GROUP, DRAIN,
+    NETWORK_QUOTA, OVERLAP, EXISTING_NETWORK, BUCKET, EFA, LOG_GROUP, DRAIN,
 )  # fmt: skip

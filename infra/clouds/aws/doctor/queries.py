@@ -9,6 +9,7 @@ from typing import Any
 
 from infra import catalog
 from infra.clouds.aws.credentials import LOGIN
+from infra.clouds.aws.doctor import networks
 from infra.clouds.aws.doctor.causes import (
     ACCOUNT,
     BUCKET,
@@ -122,6 +123,8 @@ class Queries:
 
     def network_quota(self) -> Finding | list[Finding]:
         """Check that the account may create one more VPC and one more public address."""
+        if self.settings.network.existing:
+            return skipped("the stack creates no network")
         if self.context.outputs:
             return skipped("the stack has its network")
         ec2 = self.clients("ec2")
@@ -164,8 +167,14 @@ class Queries:
             fixes.append(f"pulumi config set --path gpu.nodes.desired {free}")
         return problem(RESERVATION, result, fix="; ".join(fixes)) if fixes else ok(result)
 
+    def existing_network(self) -> Finding | list[Finding]:
+        """Check the network that the stack uses and does not create."""
+        return networks.existing_network(self.clients, self.settings, is_up=bool(self.context.outputs))
+
     def overlaps(self) -> Finding:
         """Report other VPCs of the region whose addresses overlap the stack's: they could not be connected."""
+        if self.settings.network.existing:
+            return skipped("the stack creates no network")
         if self.context.outputs:
             return skipped("the stack has its network")
         own = IPv4Network(self.settings.network.cidr)

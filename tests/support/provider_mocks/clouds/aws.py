@@ -65,6 +65,7 @@ OUTPUTS: dict[str, Any] = {
 }
 
 CALLS: dict[str, Any] = {
+    "aws:ssm/getParameter:getParameter": lambda arguments: {"id": arguments["name"], "value": "ami-0123456789abcdef0"},
     "aws:index/getCallerIdentity:getCallerIdentity": lambda arguments: {
         "accountId": ACCOUNT,
         "arn": f"arn:aws:iam::{ACCOUNT}:user/someone",

@@ -1,0 +1,219 @@
+"""A tunnel to a private Kubernetes API: a program that forwards a port of this machine for as long as it runs."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: The output of a component that holds a tunnel's facts.
+OUTPUT = "tunnel"
+#: How long a new machine may take until it accepts a session, and the pause between two attempts.
+START_SECONDS, PAUSE_SECONDS = 300.0, 1.0
+_HANDSHAKE_SECONDS = 10
+#: Ports below the range from which Linux and macOS choose ports of their own.
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+
+
+class TunnelError(ValueError):
+    """A tunnel that cannot be opened; its text is one line with the fix."""
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """How to reach an API server through `port` of this machine.
+
+    `command` forwards the port until it is killed and needs `programs`, each with the address of its installation
+    guide. It fails with `not_ready` in its message while the machine in the network starts. The server at the other end
+    has a certificate for `server_name` from `authority` (PEM in base64).
+    """
+
+    command: tuple[str, ...]
+    programs: Mapping[str, str]
+    not_ready: str
+    port: int
+    server_name: str
+    authority: str
+
+    @classmethod
+    def from_json(cls, text: str) -> Tunnel:
+        """Return the tunnel that `to_json` wrote."""
+        facts = json.loads(text)
+        return cls(**{**facts, "command": tuple(facts["command"])})
+
+    def to_json(self) -> str:
+        """Return the facts as a component's output stores them."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    def answers(self) -> bool:
+        """Return whether the API server answers at the port; raise TunnelError if another program does."""
+        context = ssl.create_default_context(cadata=base64.b64decode(self.authority).decode())
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # clusters' own authorities lack what it requires
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), _HANDSHAKE_SECONDS) as raw,
+                context.wrap_socket(raw, server_hostname=self.server_name),
+            ):
+                return True
+        except ssl.SSLCertVerificationError:
+            raise TunnelError(
+                f"port {self.port} of this machine is not the API server {self.server_name}. Fix: end the program that "
+                f"uses it (lsof -i :{self.port})"
+            ) from None
+        except OSError:
+            return False
+
+
+def port_of(stack: str) -> int:
+    """Return the port of this machine for a stack's tunnel, the same each time: the state stores it."""
+    return _FIRST_PORT + zlib.crc32(stack.encode()) % _NUM_PORTS
+
+
+def redirect(kubeconfig: str, port: int) -> str:
+    """Return a kubeconfig in JSON for the same server through a port of this machine, with its certificate's name."""
+    document = json.loads(kubeconfig)
+    for entry in document["clusters"]:
+        cluster = entry["cluster"]
+        cluster |= {"server": f"https://127.0.0.1:{port}", "tls-server-name": server_name(cluster["server"])}
+    return json.dumps(document)
+
+
+def server_name(server: str) -> str:
+    """Return the host name in a server's address."""
+    return server.removeprefix("https://").partition("/")[0].partition(":")[0]
+
+
+def find(resources: Iterable[Mapping[str, Any]]) -> Tunnel | None:
+    """Return the tunnel of a stack, from the resources in its state; None if its API needs none."""
+    texts = [(item.get("outputs") or {}).get(OUTPUT) for item in resources if not item.get("custom")]
+    return next((Tunnel.from_json(text) for text in texts if isinstance(text, str)), None)
+
+
+class Session:
+    """A running tunnel. It ends with `close`, and with this process, however this process ends."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start the command."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        # The guard ends the command when this process closes the pipe. A group of its own keeps Ctrl-C away from both:
+        # the engine finishes running steps, which need the tunnel.
+        self._guard = subprocess.Popen(  # noqa: S603 - the cloud's own program
+            [sys.executable, "-I", str(Path(__file__).resolve()), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            process_group=0,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the command has ended by itself."""
+        return self._guard.poll() is not None
+
+    def wait(self) -> None:
+        """Wait until the command ends."""
+        self._guard.wait()
+
+    def errors(self) -> str:
+        """Return the last line that the command wrote to standard error."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+
+    def close(self) -> None:
+        """End the command."""
+        assert self._guard.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.close()
+        self._guard.wait()
+        self._errors.close()
+
+
+def start(tunnel: Tunnel, seconds: float = START_SECONDS) -> Session | None:
+    """Return a session once the API server answers; None if another process holds the tunnel already."""
+    if tunnel.answers():
+        return None
+    for program, guide in tunnel.programs.items():
+        if not shutil.which(program):
+            raise TunnelError(f"the tunnel to the Kubernetes API needs the program {program}. Fix: install it, {guide}")
+    deadline = time.monotonic() + seconds
+    session = Session(tunnel.command)
+    try:
+        while not tunnel.answers():
+            _check(tunnel, session, is_late=time.monotonic() > deadline)
+            time.sleep(PAUSE_SECONDS)
+            if session.has_ended:
+                session.close()
+                session = Session(tunnel.command)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _check(tunnel: Tunnel, session: Session, *, is_late: bool) -> None:
+    """Raise TunnelError if the command was refused, or if it is late."""
+    message = session.errors()
+    if session.has_ended and tunnel.not_ready not in message:
+        raise TunnelError(f"the tunnel to the Kubernetes API ended: {message}. Fix: {shlex.join(tunnel.command)}")
+    if is_late:
+        fix = f"run this until it works, then try again: {shlex.join(tunnel.command)}"
+        raise TunnelError(f"the tunnel to the Kubernetes API did not open in time: {message}. Fix: {fix}")
+
+
+@contextmanager
+def held(tunnel: Tunnel | None) -> Iterator[None]:
+    """Hold the tunnel open, if there is one."""
+    session = start(tunnel) if tunnel else None
+    try:
+        yield
+    finally:
+        if session:
+            session.close()
+
+
+#: The sessions of this process, which end with it.
+_SESSIONS: list[Session] = []
+
+
+def hold_until_exit(tunnel: Tunnel) -> None:
+    """Hold the tunnel open until this process ends."""
+    if session := start(tunnel):
+        _SESSIONS.append(session)
+
+
+def _guard(command: Sequence[str]) -> int:
+    """Run the command until it ends or standard input is closed."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+            time.sleep(5)
+            os.killpg(child.pid, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(_guard(sys.argv[1:]))
