@@ -1,4 +1,4 @@
-"""Simulated GKE: versions, maintenance windows, upgrades that it makes by itself, and its autoscaler."""
+"""Simulated GKE: versions, maintenance windows, and upgrades that it makes by itself."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def _exclusion_problems(exclusion: Inputs, version: str, in_channel: bool) -> It
 
 
 def nodes_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
-    """Refuse counts and limits that contradict each other, as `resource_container_node_pool.go` and GKE do."""
+    """Refuse what contradicts itself.
+
+    The first is in `resource_container_node_pool.go`, the others are preconditions in cluster-toolkit,
+    modules/compute/gke-node-pool/main.tf.
+    """
     scaling, initial = inputs.get("autoscaling") or {}, inputs.get("initialNodeCount")
     if initial and inputs.get("nodeCount"):
         yield "nodeCount", "Cannot set both initial_node_count and node_count"
@@ -72,8 +76,23 @@ def nodes_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
     if scaling.get("maxNodeCount") and high:
         yield "autoscaling", "limits per zone and in total exclude each other"
     if isinstance(high, int) and isinstance(initial, int) and not (low or 0) <= initial <= high:
-        # cluster-toolkit, modules/compute/gke-node-pool/main.tf, has it as a precondition.
         yield "initialNodeCount", f"must be between {low} and {high}"
+    yield from _flex_start_problems(inputs)
+
+
+def _flex_start_problems(inputs: Inputs) -> Iterator[tuple[str, str]]:
+    """Refuse what flex-start excludes."""
+    config = inputs.get("nodeConfig") or {}
+    if not config.get("flexStart"):
+        return
+    if at(inputs, "management.autoRepair") is not False:
+        yield "management", "flex-start needs auto_repair set to false"
+    if at(config, "reservationAffinity.consumeReservationType") != "NO_RESERVATION":
+        yield "nodeConfig", "flex-start requires NO_RESERVATION"
+    if config.get("spot"):
+        yield "nodeConfig", "flex-start and spot exclude each other"
+    if at(inputs, "placementPolicy.type") == "COMPACT":
+        yield "placementPolicy", "compact placement with flex-start is only supported for A3 Ultra, A4 and H4D"
 
 
 def cluster_created(world: World, cluster: Resource) -> None:

@@ -164,6 +164,22 @@ def test_counts_that_contradict_each_other_are_refused(inputs: dict[str, Any], r
     assert reason in _reasons(NODES, inputs)
 
 
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        ({}, None),
+        ({"management": {"autoRepair": True}}, "management"),
+        ({"placementPolicy": {"type": "COMPACT"}}, "placementPolicy"),
+        ({"nodeConfig": {"flexStart": True, "spot": True}}, "nodeConfig"),
+    ],
+)
+def test_flex_start_excludes_repair_placement_and_other_capacity(changed: dict[str, Any], path: str | None) -> None:
+    affinity = {"consumeReservationType": "NO_RESERVATION"}
+    pool = {"management": {"autoRepair": False}, "nodeConfig": {"flexStart": True, "reservationAffinity": affinity}}
+    found = {name for name, _ in engine_clouds.rules_of(NODES).problems({**pool, **changed})}
+    assert found == ({path} if path else set())
+
+
 def test_a_pool_without_automatic_upgrades_is_refused_in_a_channel(world: World) -> None:
     cluster = world.create(CLUSTER, "cluster", _cluster())
     with pytest.raises(Refused, match="Auto_upgrade must be true"):

@@ -144,6 +144,8 @@ def test_a_key_that_only_gke_may_use_encrypts_kubernetes_secrets(stack: Stack) -
     grant = recording.one("gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember")
     assert grant.inputs["member"].endswith("@container-engine-robot.iam.gserviceaccount.com")
     assert recording.needs(cluster, grant), "the creation fails while GKE may not use the key"
+    for kind in ("keyRing:KeyRing", "cryptoKey:CryptoKey"):
+        assert "name" not in recording.one(f"gcp:kms/{kind}").inputs, "no deletion frees a name: `up` again gets 409"
 
 
 def test_the_data_plane_enforces_network_policies_and_the_filestore_driver_is_on(stack: Stack) -> None:
