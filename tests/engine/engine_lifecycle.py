@@ -10,11 +10,12 @@ from pathlib import Path
 
 import engine_clouds
 import engine_sdk
+import simulated_autoscaler
 import simulated_gke
 import simulated_registry
 from engine_provider import Server
 from engine_runs import ROOT, Project, Run
-from engine_world import LAPTOP, World
+from engine_world import LAPTOP, Resource, World
 
 #: A storage size in GiB to which the service resizes the default in place, and one that it refuses.
 LARGER_GIB = {"aws": 2400, "azure": 4096, "gcp": 2048, "local": 20}
@@ -45,6 +46,7 @@ class Lifecycle:
     logs: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
     left: list[tuple[str, str]] = field(default_factory=list)
     num_after_preview: int = -1
+    num_nodes_after_scaling: int = -1
     state: str = ""
     state_resources: list[Mapping[str, object]] = field(default_factory=list)
     orphans: dict[str, list[str]] = field(default_factory=dict)
@@ -90,6 +92,7 @@ def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
         _autoscale(lifecycle.world, stack)
         _run(lifecycle, project, "refresh-scaled", "refresh", "live_stack" if stack == "azure" else "automation")
         _run(lifecycle, project, "scaled", "up", "automation")
+        lifecycle.num_nodes_after_scaling = simulated_autoscaler.size(_gpu_pool(world, stack))
     _write_checkpoint(world)
     _run(lifecycle, project, "destroy", "destroy", "cli")
     _end(lifecycle, project, server)
@@ -167,10 +170,15 @@ def _restart(server: Server) -> None:
     server.start()
 
 
+def _gpu_pool(world: World, stack: str) -> Resource:
+    """Return the stack's pool of GPU nodes."""
+    token, name = POOLS[stack]
+    return next(resource for resource in world.of_type(token) if resource.name == name)
+
+
 def _autoscale(world: World, stack: str) -> None:
     """Scale the GPU pool to its maximum, as the autoscaler does when pods are pending."""
-    token, name = POOLS[stack]
-    pool = next(resource for resource in world.of_type(token) if resource.name == name)
+    pool = _gpu_pool(world, stack)
     if stack == "gcp":
         simulated_gke.autoscale(pool, 4)
         # The first Saturday, whose maintenance window is open by default.

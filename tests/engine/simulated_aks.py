@@ -103,10 +103,10 @@ def _outbound_addresses(world: World, subnet: str | None) -> Iterator[str]:
 
 def pool_created(world: World, inputs: Inputs) -> None:
     """Refuse a pool without a size, outside its limits, or newer than the control plane."""
-    if inputs.get("count") is None:
-        # pulumi-azure-native#2943
-        raise Refused("InvalidParameter: Required parameter properties.count is missing (null)")
-    if inputs.get("enableAutoScaling") and not inputs["minCount"] <= inputs["count"] <= inputs["maxCount"]:
+    count = inputs.get("count")
+    if not inputs.get("enableAutoScaling"):
+        _require_count(inputs)
+    elif count is not None and not inputs["minCount"] <= count <= inputs["maxCount"]:
         raise Refused("InvalidParameter: count is outside minCount and maxCount")
     _check_version(world, inputs)
 
@@ -116,10 +116,23 @@ def pool_updated(world: World, pool: Resource, inputs: Inputs) -> None:
 
     A stored count that differs from the present one is such a resize: Azure/AKS#1248, #1627.
     """
-    scaled = inputs.get("enableAutoScaling") and pool.inputs.get("enableAutoScaling")
-    if scaled and inputs["count"] != pool.inputs["count"]:
+    if not (inputs.get("enableAutoScaling") and pool.inputs.get("enableAutoScaling")):
+        _require_count(inputs)
+    elif inputs.get("count") not in (None, pool.inputs.get("count", pool.inputs["minCount"])):
         raise Refused("BadRequest: Cannot manually scale and enable cluster autoscaler in the same update operation")
     _check_version(world, inputs)
+
+
+def keep_count(world: World, pool: Resource, old: Inputs) -> None:
+    """Keep the number of nodes of a request that names none: Azure/ARO-HCP#3659."""
+    if "count" in old and pool.inputs.get("count") is None:
+        pool.inputs = {**pool.inputs, "count": old["count"]}
+
+
+def _require_count(inputs: Inputs) -> None:
+    """Refuse a pool without a size that no autoscaler sizes: pulumi-azure-native#2943."""
+    if inputs.get("count") is None:
+        raise Refused("InvalidParameter: Required parameter properties.count is missing (null)")
 
 
 def _check_version(world: World, inputs: Inputs) -> None:
@@ -146,7 +159,9 @@ def check_exporter(world: World, release: Resource) -> None:
     with_runtime = [one for one in operators if at(one.inputs, "values.toolkit.enabled")]
     without_driver = [one for one in world.of_type(POOL) if at(one.inputs, "gpuProfile.driver") == "None"]
     class_name = at(release.inputs, "values.runtimeClassName")
-    if release.inputs.get("chart") != "dcgm-exporter" or not any(one.inputs["count"] for one in without_driver):
+    if release.inputs.get("chart") != "dcgm-exporter" or not any(
+        one.inputs.get("count", one.inputs["minCount"]) for one in without_driver
+    ):
         return
     if not class_name:
         raise Refused("context deadline exceeded: DaemonSet dcgm-exporter: CrashLoopBackOff, ERROR_LIBRARY_NOT_FOUND")

@@ -78,7 +78,7 @@ def size(pool: Resource) -> int:
     """Return the number of running nodes."""
     kind = POOLS[pool.type]
     found = at(pool.computed if kind.is_output else pool.inputs, kind.size)
-    return int(found if found is not None else pool.inputs.get("initialNodeCount") or 0)
+    return int(found if found is not None else pool.inputs.get("initialNodeCount") or pool.inputs.get("minCount") or 0)
 
 
 def resize(pool: Resource, num_nodes: int) -> None:

@@ -115,7 +115,7 @@ def test_a_version_that_no_region_has_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        ({"count": None}, "count is missing"),
+        ({"count": None, "enableAutoScaling": False}, "count is missing"),
         ({"count": 5}, "outside minCount and maxCount"),
     ],
 )
@@ -132,6 +132,8 @@ def test_a_stored_size_does_not_resize_a_pool_that_the_autoscaler_owns(world: Wo
     with pytest.raises(Refused, match="Cannot manually scale"):
         world.update(POOL, pool.id, _pool(cluster, maxCount=8))
     world.update(POOL, pool.id, _pool(cluster, maxCount=8, count=2))
+    world.update(POOL, pool.id, {key: value for key, value in _pool(cluster).items() if key != "count"})
+    assert pool.inputs["count"] == 2, "AKS keeps the nodes if a request names no number"
 
 
 def test_the_derived_name_of_the_nodes_group_has_at_most_80_characters() -> None:

@@ -24,8 +24,9 @@ def test_all_gpu_nodes_are_in_one_scale_set_with_the_configured_limits(stack: St
     (pool,) = stack("azure").of_type(POOL)
     assert pool.inputs["type"] == "VirtualMachineScaleSets"
     assert pool.inputs["vmSize"] == "Standard_ND96asr_v4"
-    bounds = tuple(pool.inputs[key] for key in ("minCount", "count", "maxCount"))
-    assert bounds == (0, 0, 2), "idle nodes cost, and the autoscaler takes them away: pending pods start them"
+    assert (pool.inputs["minCount"], pool.inputs["maxCount"]) == (0, 2)
+    assert "count" not in pool.inputs, "AKS starts at the minimum; a stored number would resize the pool at each change"
+    assert pool.ignored == (), "a number that a refresh stored would stay in the state"
     assert pool.inputs["enableAutoScaling"] is True
     assert pool.inputs["nodeLabels"] == {"nvidia.com/gpu.present": "true"}
 
@@ -72,7 +73,7 @@ def test_reserved_nodes_use_the_reservation_group_and_aks_has_a_role_on_it(stack
     recording = stack("azure", RESERVED)
     pool = recording.one(POOL)
     assert pool.inputs["capacityReservationGroupID"] == RESERVATION
-    assert pool.inputs["count"] == 2, "reserved machines are paid for, used or not"
+    assert pool.inputs["minCount"] == 2, "reserved machines are billed, used or not"
     role = recording.one(ROLE, "azure-reservation")
     assert role.inputs["scope"] == RESERVATION
     assert recording.needs(pool, role)

@@ -208,8 +208,9 @@ class AksCluster(pulumi.ComponentResource):
             os_disk_size_gb=256,
             gpu_profile=containerservice.GPUProfileArgs(driver="Install" if settings.driver == "aks" else "None"),
             enable_auto_scaling=True,
-            count=settings.num_initial_nodes,
-            min_count=settings.gpu.nodes.min,
+            # Without `count` AKS starts with `min_count` nodes, and an update leaves the number to the autoscaler. A
+            # stored number would be sent with every change (Azure/AKS#1627, Azure/ARO-HCP#3659).
+            min_count=settings.num_min_nodes,
             max_count=settings.gpu.nodes.max,
             node_labels=dict(GPU_LABEL) | (_SPOT_LABEL if spot else {}),
             node_taints=[f"{taint.key}={taint.value}:{taint.effect}" for taint in taints(settings)],
@@ -225,8 +226,7 @@ class AksCluster(pulumi.ComponentResource):
             enable_encryption_at_host=settings.kubernetes.host_encryption,
             enable_node_public_ip=False,
             tags=settings.labels | _scale_from_zero_tags(settings.devices),
-            # `count` is the initial size; the autoscaler owns it afterwards.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=roles, ignore_changes=["count"]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=roles),
         )
 
     def _build_kubeconfig(self) -> pulumi.Output[str]:

@@ -233,9 +233,10 @@ class Settings(ManagedStackSettings):
         return {"rdma/ib": self.instance.num_network_cards} if self.infiniband else {}
 
     @property
-    def num_initial_nodes(self) -> int:
-        """Return the number of GPU nodes of a new stack: pending pods start more, reserved machines are paid anyway."""
-        return self.gpu.nodes.desired if self.gpu.capacity == "reservation" else self.gpu.nodes.min
+    def num_min_nodes(self) -> int:
+        """Return the number of GPU nodes that always run: reserved machines are billed in any case."""
+        nodes = self.gpu.nodes
+        return max(nodes.min, nodes.desired) if self.gpu.capacity == "reservation" else nodes.min
 
     @property
     def driver(self) -> Driver:
