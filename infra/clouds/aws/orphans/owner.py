@@ -43,17 +43,17 @@ class Owner:
 
     @property
     def cluster(self) -> str:
-        """Return the cluster's name without the random suffix that Pulumi may add."""
-        return re.sub(r"[^A-Za-z0-9-]", "-", f"{self.settings.project}-{self.settings.stack}")[:100]
+        """Return the cluster's name without its suffix, which clusters of earlier versions of this program lack."""
+        return re.sub(r"[^A-Za-z0-9-]", "-", f"{self.settings.project}-{self.settings.stack}")[:91]
 
     @property
     def cluster_patterns(self) -> list[str]:
         """Return the cluster's possible names as EC2's filters match them; `is_cluster` decides."""
-        return [self.cluster, f"{self.cluster}-???????"]
+        return [self.cluster, f"{self.cluster}-????????"]
 
     def is_cluster(self, name: str) -> bool:
         """Return whether the cluster can have this name; another stack's name may begin with this one's."""
-        return re.fullmatch(rf"{re.escape(self.cluster)}(-[0-9a-f]{{7}})?", name) is not None
+        return re.fullmatch(rf"{re.escape(self.cluster)}(-[0-9a-f]{{8}})?", name) is not None
 
     def has_tags(self, tags: Tags) -> bool:
         """Return whether a resource has the stack's tags."""
