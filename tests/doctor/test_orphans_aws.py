@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aws_commands
@@ -266,3 +268,33 @@ def test_a_missing_permission_names_the_action(
     (failed,) = (item for item in findings if item.status != "ok")
     assert (failed.check, failed.status, failed.cause) == ("log group", "unknown", "aws-denied")
     assert "logs:DescribeLogGroups" in failed.result
+
+
+#: The kind that finds each type of the stack, or why none needs to: it is deleted with another, or is only a setting.
+FOUND_BY = {
+    "autoscaling/tag:Tag": "part of the Auto Scaling group",
+    "cloudwatch/logGroup:LogGroup": "log group",
+    "ec2/eip:Eip": "public address", "ec2/internetGateway:InternetGateway": "internet gateway",
+    "ec2/launchTemplate:LaunchTemplate": "launch template", "ec2/natGateway:NatGateway": "NAT gateway",
+    "ec2/placementGroup:PlacementGroup": "placement group", "ec2/route:Route": "part of the route table",
+    "ec2/routeTable:RouteTable": "route table", "ec2/routeTableAssociation:RouteTableAssociation": "part of the subnet",
+    "ec2/securityGroup:SecurityGroup": "security group", "ec2/subnet:Subnet": "subnet", "ec2/vpc:Vpc": "VPC",
+    "ec2/vpcEndpoint:VpcEndpoint": "VPC endpoint", "ecr/lifecyclePolicy:LifecyclePolicy": "part of the repository",
+    "ecr/repository:Repository": "image repository", "eks/addon:Addon": "part of the cluster",
+    "eks/nodeGroup:NodeGroup": "node group", "eks/podIdentityAssociation:PodIdentityAssociation": "part of the cluster",
+    "fsx/dataRepositoryAssociation:DataRepositoryAssociation": "part of the file system",
+    "fsx/lustreFileSystem:LustreFileSystem": "file system", "iam/role:Role": "IAM role",
+    "iam/rolePolicy:RolePolicy": "part of the role",
+    "iam/rolePolicyAttachment:RolePolicyAttachment": "part of the role",
+    "kms/alias:Alias": "part of the key", "kms/key:Key": "KMS key", "s3/bucket:Bucket": "bucket",
+}  # fmt: skip
+
+
+def test_every_type_of_the_stack_is_found_or_goes_with_another() -> None:
+    golden = (Path(__file__).resolve().parents[1] / "infra/golden/aws.txt").read_text()
+    types = {kind for kind in re.findall(r"^aws:(\S+)", golden, re.MULTILINE) if not kind.startswith("s3/bucket")}
+    missing = types - set(FOUND_BY)
+    assert not missing, "add a search for it, or say what it goes with"
+    kinds = {query.kind for query in orphans.searches(read_context("aws"))}
+    searched = {kind for kind in FOUND_BY.values() if not kind.startswith("part of")}
+    assert searched <= kinds
