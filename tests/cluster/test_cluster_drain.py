@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ def placed(plane: Plane, namespace: str) -> dict[str, str]:
     return {pod["metadata"]["uid"]: pod["spec"]["nodeName"] for pod in found if is_running(pod)}
 
 
+def _moved(plane: Plane, namespace: str, drained: str) -> bool:
+    """Return whether both pods run on other nodes."""
+    nodes = placed(plane, namespace).values()
+    return len(nodes) == 2 and drained not in nodes
+
+
 @pytest.mark.parametrize("launcher", ["job", "pytorchjob"])
 def test_a_drain_moves_a_pod_and_the_job_continues(
     plane: Plane, namespace: str, start: Start, operators: Callable[[Operator], None], launcher: str
@@ -55,10 +62,7 @@ def test_a_drain_moves_a_pod_and_the_job_continues(
         before = placed(plane, namespace)
         drained = sorted(before.values())[0]
         plane.kubectl("drain", drained, *OPTIONS, SOON)
-        wait_for(
-            f"two running pods after drain {number}",
-            lambda drained=drained: len(nodes := placed(plane, namespace)) == 2 and drained not in nodes.values(),
-        )
+        wait_for(f"two running pods after drain {number}", partial(_moved, plane, namespace, drained))
         assert len(set(placed(plane, namespace)) & set(before)) == 1, "the other pod keeps its node"
         plane.kubectl("uncordon", drained)
     (found,) = plane.get(job["kind"].lower(), "--namespace", namespace)

@@ -57,11 +57,13 @@ class ContainerRegistry(pulumi.ComponentResource):
         if pulumi.runtime.is_dry_run():
             return Login(registry_token.USER, pulumi.Output.secret(""))
         entra = authorization.get_client_token_output(opts=pulumi.InvokeOutputOptions(parent=self, depends_on=after))
-        password = pulumi.Output.all(registry.login_server, entra.token).apply(lambda known: self._push_token(*known))
+        known: pulumi.Output[list[str]] = pulumi.Output.all(registry.login_server, entra.token)
+        password: pulumi.Output[str] = known.apply(self._push_token)
         return Login(registry_token.USER, pulumi.Output.secret(password))
 
-    async def _push_token(self, server: str, entra_token: str) -> str:
+    async def _push_token(self, known: Sequence[str]) -> str:
         """Return the token, or an empty one with a warning: `up` needs none if the image is unchanged."""
+        server, entra_token = known
         pulumi.log.info(f"waiting for permission to push to {server}", self, ephemeral=True)
         try:
             return await registry_token.push_token(server, _REPOSITORY, entra_token)
