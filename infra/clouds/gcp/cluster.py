@@ -55,7 +55,7 @@ class Cluster(pulumi.ComponentResource):
         self.workload_pool = f"{settings.gcp_project}.svc.id.goog"
         self.node_account, node_role = self._create_node_account()
         key, key_role = self._create_key()
-        self.control_plane = self._create_control_plane(key, [node_role, key_role, network.nat])
+        self.control_plane = self._create_control_plane(key, [node_role, key_role, *network.nat])
         pools = NodePools(name, settings, network, self.control_plane, self.node_account, self)
         self.system_nodes = pools.create_system_pool()
         self.gpu_nodes = pools.create_gpu_pool()
@@ -109,7 +109,7 @@ class Cluster(pulumi.ComponentResource):
         self, key: gcp.kms.CryptoKey, depends_on: Sequence[pulumi.Resource]
     ) -> gcp.container.Cluster:
         """Create a private control plane without a default node pool."""
-        settings = self._settings
+        settings, existing = self._settings, self._settings.network.existing
         opts = pulumi.ResourceOptions(
             parent=self,
             depends_on=list(depends_on),
@@ -134,7 +134,8 @@ class Cluster(pulumi.ComponentResource):
             subnetwork=self._network.subnet.id,
             networking_mode="VPC_NATIVE",
             ip_allocation_policy=gcp.container.ClusterIpAllocationPolicyArgs(
-                cluster_secondary_range_name=PODS, services_secondary_range_name=SERVICES
+                cluster_secondary_range_name=existing.pods_range if existing else PODS,
+                services_secondary_range_name=existing.services_range if existing else SERVICES,
             ),
             default_max_pods_per_node=MAX_PODS_PER_NODE,
             datapath_provider="ADVANCED_DATAPATH",

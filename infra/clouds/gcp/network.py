@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_gcp as gcp
 
+from infra.clouds.gcp.addresses import ExistingNetwork
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
 
 #: Names of the subnet's secondary ranges.
@@ -33,15 +34,29 @@ class FabricNetwork:
     subnet: gcp.compute.Subnetwork
 
 
+@dataclass(frozen=True)
+class Existing:
+    """A VPC or subnet outside this stack, which never changes or deletes it."""
+
+    id: pulumi.Output[str]
+    name: pulumi.Output[str]
+
+
+def _existing(path: str) -> Existing:
+    """Return a resource by its full name."""
+    return Existing(pulumi.Output.from_input(path), pulumi.Output.from_input(path.rpartition("/")[2]))
+
+
 class Network(pulumi.ComponentResource):
     """A VPC without public addresses: a subnet, a NAT gateway, and a network per additional card of a GPU node.
 
-    Firewall rules select nodes by `node_tag`; nodes need `nat` to start.
+    Firewall rules select nodes by `node_tag`; nodes need `nat` to start. With `network.existing` VPC, subnet and NAT
+    are not the stack's, and `nat` is empty.
     """
 
-    vpc: gcp.compute.Network
-    subnet: gcp.compute.Subnetwork
-    nat: gcp.compute.RouterNat
+    vpc: gcp.compute.Network | Existing
+    subnet: gcp.compute.Subnetwork | Existing
+    nat: Sequence[pulumi.Resource]
     node_tag: str
     fabric: Sequence[FabricNetwork]
 
@@ -51,10 +66,14 @@ class Network(pulumi.ComponentResource):
         self._name, self._settings = name, settings
         self._child = pulumi.ResourceOptions(parent=self)
         self.node_tag = f"{name}-node"
-        self.vpc = self._create_vpc(f"{name}-vpc")
-        self.subnet = self._create_subnet()
-        self.nat = self._create_nat()
-        self._allow_internal_traffic("nodes", self.vpc, [settings.network.cidr, settings.network.pods_cidr])
+        if existing := settings.network.existing:
+            ranges = self._find_existing(existing)
+        else:
+            self.vpc = self._create_vpc(f"{name}-vpc")
+            self.subnet = self._create_subnet(self.vpc)
+            self.nat = (self._create_nat(self.subnet),)
+            ranges = [settings.network.cidr, settings.network.pods_cidr]
+        self._allow_internal_traffic("nodes", self.vpc, ranges)
         self._allow_webhooks()
         self.fabric = self._create_fabric_networks() if settings.tcpx else ()
         self.register_outputs({"vpc": self.vpc.name, "subnet": self.subnet.name})
@@ -65,7 +84,21 @@ class Network(pulumi.ComponentResource):
             name, auto_create_subnetworks=False, mtu=MTU_BYTES, routing_mode="REGIONAL", opts=self._child
         )
 
-    def _create_subnet(self) -> gcp.compute.Subnetwork:
+    def _find_existing(self, existing: ExistingNetwork) -> list[pulumi.Input[str]]:
+        """Refer to the existing network; return the ranges of its nodes and pods."""
+        project, region = self._settings.gcp_project, self._settings.region
+        self.nat = ()
+        self.vpc = _existing(f"projects/{project}/global/networks/{existing.network}")
+        self.subnet = _existing(f"projects/{project}/regions/{region}/subnetworks/{existing.subnetwork}")
+        found = gcp.compute.get_subnetwork_output(
+            name=existing.subnetwork, region=region, project=project, opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        pods = found.secondary_ip_ranges.apply(
+            lambda ranges: next(one.ip_cidr_range for one in ranges if one.range_name == existing.pods_range)
+        )
+        return [found.ip_cidr_range, pods]
+
+    def _create_subnet(self, vpc: gcp.compute.Network) -> gcp.compute.Subnetwork:
         """Create the nodes' subnet, which reaches storage, registry and metrics without NAT."""
         net = self._settings.network
         secondary = [
@@ -74,7 +107,7 @@ class Network(pulumi.ComponentResource):
         ]
         return gcp.compute.Subnetwork(
             f"{self._name}-subnet",
-            network=self.vpc.id,
+            network=vpc.id,
             region=self._settings.region,
             ip_cidr_range=net.cidr,
             secondary_ip_ranges=secondary,
@@ -82,7 +115,7 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _create_nat(self) -> gcp.compute.RouterNat:
+    def _create_nat(self, subnet: gcp.compute.Subnetwork) -> gcp.compute.RouterNat:
         """Create Cloud NAT; dynamic ports let a node pull images from many hosts at once."""
         region = self._settings.region
         router = gcp.compute.Router(f"{self._name}-router", network=self.vpc.id, region=region, opts=self._child)
@@ -93,7 +126,7 @@ class Network(pulumi.ComponentResource):
             nat_ip_allocate_option="AUTO_ONLY",
             source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
             subnetworks=[
-                gcp.compute.RouterNatSubnetworkArgs(name=self.subnet.id, source_ip_ranges_to_nats=["ALL_IP_RANGES"])
+                gcp.compute.RouterNatSubnetworkArgs(name=subnet.id, source_ip_ranges_to_nats=["ALL_IP_RANGES"])
             ],
             enable_dynamic_port_allocation=True,
             enable_endpoint_independent_mapping=False,
@@ -102,7 +135,9 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _allow_internal_traffic(self, rule: str, vpc: gcp.compute.Network, sources: Sequence[str]) -> None:
+    def _allow_internal_traffic(
+        self, rule: str, vpc: gcp.compute.Network | Existing, sources: Sequence[pulumi.Input[str]]
+    ) -> None:
         """Open all ports among nodes and pods: NCCL and c10d choose theirs when a job starts."""
         gcp.compute.Firewall(
             f"{self._name}-{rule}",

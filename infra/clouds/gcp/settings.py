@@ -15,9 +15,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from infra import catalog
+from infra.clouds.gcp.addresses import ExistingNetwork
 from infra.clouds.gcp.versions import KubernetesVersion, Maintenance
 from infra.config import checks
-from infra.config.problems import Problem, fix_by_removing, fix_by_setting
+from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
 from infra.config.settings import (
     Cidr,
     ManagedGpuSettings,
@@ -101,6 +102,7 @@ class Network(NetworkSettings):
     control_plane_cidr: Cidr = "172.16.0.0/28"
     fabric_cidr: Cidr = "10.200.0.0/18"
     dns_endpoint: bool = False
+    existing: ExistingNetwork | None = None
 
     @property
     def fabric_subnets(self) -> list[str]:
@@ -252,10 +254,19 @@ class Settings(ManagedStackSettings):
         if self.service:
             yield from self._service_problems()
             return
-        yield from self._address_problems()
+        if self.network.existing:
+            owned = ("network.cidr", "network.pods_cidr", "network.services_cidr")
+            yield from find_unused(self, owned, "a range of the stack's own network, and network.existing is set")
+        else:
+            yield from self._address_problems()
+        yield from self._control_plane_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from self.storage.problems()
         yield from self.maintenance.problems_for(self.cluster.kubernetes_version)
+
+    def _nat_lines(self, nat: float, address: float) -> Sequence[CostLine]:
+        """Return the costs of the stack's own way out of its network."""
+        return CostLine("Cloud NAT gateway", 1, nat), CostLine("external address of Cloud NAT", 1, address)
 
     def _service_problems(self) -> Iterable[Problem]:
         """Check for keys that have no effect on Vertex AI."""
@@ -276,6 +287,10 @@ class Settings(ManagedStackSettings):
         purpose = f"pods ({POD_ADDRESSES_PER_NODE} for each node)"
         yield from checks.holds("network.pods_cidr", net.pods_cidr, pods, purpose, 0)
         yield from checks.holds("network.services_cidr", net.services_cidr, NUM_SERVICES, "services", 0)
+
+    def _control_plane_problems(self) -> Iterable[Problem]:
+        """Check the ranges that are the stack's own in any network: the API's and the cards' of GPUDirect-TCPX."""
+        net = self.network
         if (control := IPv4Network(net.control_plane_cidr)).prefixlen != 28:
             key, proposal = "network.control_plane_cidr", f"{control.network_address}/28"
             yield Problem(
@@ -318,8 +333,7 @@ class Settings(ManagedStackSettings):
             CostLine("GKE control plane", 1, prices["control_plane"]["cluster"]),
             CostLine(f"system node {self.system.instance_type}", num_system, system_price),
             CostLine("GiB of Filestore", self.storage.size_gib, prices["filestore"]["zonal"] / _HOURS_PER_MONTH),
-            CostLine("Cloud NAT gateway", 1, nat),
-            CostLine("external address of Cloud NAT", 1, prices["nat"]["external_address"]),
+            *(() if self.network.existing else self._nat_lines(nat, prices["nat"]["external_address"])),
             CostLine("Cloud KMS key version", 1, prices["key"]["version"] / _HOURS_PER_MONTH),
         )
 

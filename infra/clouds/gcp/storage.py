@@ -77,13 +77,17 @@ class TrainingStorage(pulumi.ComponentResource):
 
     def _create_filestore(self, network: Network) -> gcp.filestore.Instance:
         """Create NFS in the zone of the GPU nodes, deleted with the stack: datasets are copied from the bucket."""
+        existing = self._settings.network.existing
+        mode = "PRIVATE_SERVICE_ACCESS" if existing and existing.private_service_access else None
         return gcp.filestore.Instance(
             f"{self._name}-filestore",
             tier="ZONAL",
             location=self._settings.zone,
             protocol="NFS_V3",
             file_shares=gcp.filestore.InstanceFileSharesArgs(name=_SHARE, capacity_gb=self._settings.storage.size_gib),
-            networks=[gcp.filestore.InstanceNetworkArgs(network=network.vpc.name, modes=["MODE_IPV4"])],
+            networks=[
+                gcp.filestore.InstanceNetworkArgs(network=network.vpc.name, modes=["MODE_IPV4"], connect_mode=mode)
+            ],
             deletion_protection_enabled=False,
             labels=self._settings.labels,
             opts=self._child,

@@ -52,6 +52,11 @@ OUTPUTS: dict[str, Any] = {
 }
 
 CALLS: dict[str, Any] = {
+    "gcp:compute/getSubnetwork:getSubnetwork": lambda args: {
+        "id": args["name"],
+        "ipCidrRange": "10.9.0.0/20",
+        "secondaryIpRanges": [{"rangeName": "pods", "ipCidrRange": "10.96.0.0/14"}],
+    },
     "gcp:organizations/getClientConfig:getClientConfig": lambda args: {
         "accessToken": "ya29.not-a-real-token",
         "defaultLabels": {},
@@ -59,5 +64,5 @@ CALLS: dict[str, Any] = {
         "project": PROJECT,
         "region": "us-central1",
         "zone": "us-central1-a",
-    }
+    },
 }
