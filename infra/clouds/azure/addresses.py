@@ -10,13 +10,55 @@ from typing import Literal
 from pydantic import Field
 
 from infra.config import checks
-from infra.config.problems import Problem, fix_by_removing, fix_by_setting
-from infra.config.settings import Cidr, NetworkSettings
+from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
+from infra.config.settings import Cidr, NetworkSettings, Section
 
 #: Ranges that AKS reserves; nodes, pods and services must not use them (AKS, network concepts).
 _RESERVED = ("169.254.0.0/16", "172.30.0.0/16", "172.31.0.0/16", "192.0.2.0/24")
 #: Addresses that never arrive from the internet.
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+
+
+_SUBNET = (
+    r"^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/virtualNetworks/[^/]+/subnets/[^/]+$"
+)
+_EXAMPLE = (
+    "/subscriptions/00000000-0000-0000-0000-000000000000/resourceGroups/network/providers/Microsoft.Network"
+    "/virtualNetworks/hub/subnets/"
+)
+
+
+class ExistingNetwork(Section):
+    """Three subnets of one VNet outside the stack, which never changes them.
+
+    `nodes_cidr` is the range of the nodes' subnet, which has a NAT gateway with the public address `outbound_cidr`: AKS
+    must admit it to a public API server. NetApp's subnet is delegated to Microsoft.NetApp/volumes.
+    """
+
+    nodes_subnet_id: str = Field(pattern=f"{_SUBNET}$", examples=[_EXAMPLE + "nodes"])
+    nodes_cidr: Cidr
+    netapp_subnet_id: str = Field(pattern=f"{_SUBNET}$", examples=[_EXAMPLE + "netapp"])
+    endpoints_subnet_id: str = Field(pattern=f"{_SUBNET}$", examples=[_EXAMPLE + "endpoints"])
+    outbound_cidr: Cidr = Field(examples=["203.0.113.10/32"])
+
+    @property
+    def vnet_id(self) -> str:
+        """Return the VNet of the subnets."""
+        return self.nodes_subnet_id.rpartition("/subnets/")[0]
+
+    def problems(self, num_nodes: int) -> Iterable[Problem]:
+        """Check that the subnets are three of one VNet, and that the nodes' has room."""
+        key = "network.existing"
+        yield from checks.holds(f"{key}.nodes_cidr", self.nodes_cidr, num_nodes, "the nodes")
+        found = {"nodes_subnet_id": self.nodes_subnet_id}
+        for name in ("netapp_subnet_id", "endpoints_subnet_id"):
+            value = str(getattr(self, name))
+            wrong = "another VNet" if value.rpartition("/subnets/")[0].lower() != self.vnet_id.lower() else ""
+            wrong = wrong or ("a subnet that is used twice" if value in found.values() else "")
+            found[name] = value
+            if wrong:
+                fix = fix_by_setting(f"{key}.{name}", f"{self.vnet_id}/subnets/<name>")
+                yield Problem(f"{key}.{name}", wrong, f"a subnet of its own in {self.vnet_id}", fix, value)
 
 
 class Network(NetworkSettings):
@@ -37,10 +79,13 @@ class Network(NetworkSettings):
     pods_cidr: Cidr = "10.244.0.0/16"
     services_cidr: Cidr = "10.245.0.0/16"
     proximity_placement: bool | None = None
+    existing: ExistingNetwork | None = None
 
     @property
     def subnets(self) -> dict[str, str]:
         """Return each subnet's range by its key, given or derived from `cidr`."""
+        if self.existing:
+            return {"network.nodes_cidr": self.existing.nodes_cidr}
         outer = IPv4Network(self.cidr)
         first_half, eighths = next(outer.subnets()), list(outer.subnets(prefixlen_diff=3))
         return {
@@ -51,6 +96,12 @@ class Network(NetworkSettings):
 
     def problems(self, num_nodes: int) -> Iterable[Problem]:
         """Yield ranges that Azure or AKS rejects, for a cluster of at most `num_nodes`."""
+        if self.existing:
+            keys, message = ("cidr", "nodes_cidr", "netapp_cidr", "endpoints_cidr"), "not a key of network.existing"
+            yield from find_unused(self, keys, message, prefix="network.")
+            yield from self.existing.problems(num_nodes)
+            yield from _private_ranges(self.authorized_cidrs)
+            return
         # An eighth must have room for NetApp's /28, half for the nodes and the five addresses that Azure reserves.
         num_addresses = 128 if self.nodes_cidr else max(128, 2 * (num_nodes + 5))
         purpose = f"{num_nodes} nodes, NetApp and private endpoints"

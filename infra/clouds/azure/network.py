@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pulumi
 from pulumi_azure_native import network as vnets
 from pulumi_azure_native import privatedns, resources
 
+from infra.clouds.azure.addresses import ExistingNetwork
 from infra.clouds.azure.settings import Settings
 
 #: The private DNS zone of each kind of endpoint (Azure Private Link, DNS zone values).
@@ -20,12 +22,24 @@ _ZONES: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class Existing:
+    """A VNet or subnet outside this stack, which never changes or deletes it."""
+
+    id: pulumi.Output[str]
+
+
+def _existing(identifier: str) -> Existing:
+    """Return a resource by its id."""
+    return Existing(pulumi.Output.from_input(identifier))
+
+
 class EndpointNetwork(pulumi.ComponentResource):
     """A VNet with a subnet for the private endpoints of Azure services."""
 
     resource_group: resources.ResourceGroup
-    vnet: vnets.VirtualNetwork
-    endpoints: vnets.Subnet
+    vnet: vnets.VirtualNetwork | Existing
+    endpoints: vnets.Subnet | Existing
 
     def __init__(self, name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> None:
         """Create the resource group, the VNet and its subnets."""
@@ -35,14 +49,25 @@ class EndpointNetwork(pulumi.ComponentResource):
         self.resource_group = resources.ResourceGroup(
             f"{name}-group", location=settings.location, tags=settings.labels, opts=self._child
         )
-        self.vnet = self._create_vnet()
+        if settings.network.existing:
+            self._refer_to(settings.network.existing)
+        else:
+            self._create_network()
+        self.register_outputs({"vnet": self.vnet.id})
+
+    def _refer_to(self, existing: ExistingNetwork) -> None:
+        """Use an existing VNet and its subnet for private endpoints."""
+        self.vnet, self.endpoints = _existing(existing.vnet_id), _existing(existing.endpoints_subnet_id)
+
+    def _create_network(self) -> None:
+        """Create the VNet, then its subnets."""
+        self._own_vnet = self.vnet = self._create_vnet()
         self.endpoints = self._create_subnet(
             "endpoints",
-            settings.network.subnets["network.endpoints_cidr"],
+            self._settings.network.subnets["network.endpoints_cidr"],
             self._create_firewall("endpoints", allow_only("VirtualNetwork", "443")),
             self._create_node_subnets(),
         )
-        self.register_outputs({"vnet": self.vnet.id})
 
     def _create_node_subnets(self) -> Sequence[vnets.Subnet]:
         """Return the subnets to wait for: Azure changes one subnet of a VNet at a time."""
@@ -84,7 +109,7 @@ class EndpointNetwork(pulumi.ComponentResource):
             f"{self._name}-{subnet}-subnet",
             subnet_name=subnet,
             resource_group_name=self.resource_group.name,
-            virtual_network_name=self.vnet.name,
+            virtual_network_name=self._own_vnet.name,
             address_prefix=cidr,
             default_outbound_access=False,
             delegations=delegations,
@@ -102,27 +127,33 @@ class PrivateNetwork(EndpointNetwork):
     It has three subnets: nodes, NetApp (delegated to its service) and private endpoints.
     """
 
-    nodes: vnets.Subnet
-    netapp: vnets.Subnet
+    nodes: vnets.Subnet | Existing
+    netapp: vnets.Subnet | Existing
     #: The public address of the nodes' outbound connections, as a range.
     outbound_range: pulumi.Output[str]
+
+    def _refer_to(self, existing: ExistingNetwork) -> None:
+        """Use the subnets of an existing VNet."""
+        super()._refer_to(existing)
+        self.nodes, self.netapp = _existing(existing.nodes_subnet_id), _existing(existing.netapp_subnet_id)
+        self.outbound_range = pulumi.Output.from_input(existing.outbound_cidr)
 
     def _create_node_subnets(self) -> Sequence[vnets.Subnet]:
         """Create the subnet of the nodes, then NetApp's, and return the last one."""
         ranges = self._settings.network.subnets
         nodes, pods = ranges["network.nodes_cidr"], self._settings.network.pods_cidr
         gateway = self._create_nat_gateway()
-        self.nodes = self._create_subnet(
+        self.nodes = first = self._create_subnet(
             "nodes", nodes, self._create_firewall("nodes", overlay_rules(nodes, pods)), (), gateway=gateway
         )
-        self.netapp = self._create_subnet(
+        self.netapp = last = self._create_subnet(
             "netapp",
             ranges["network.netapp_cidr"],
             self._create_firewall("netapp", allow_only(nodes, "2049")),
-            (self.nodes,),
+            (first,),
             delegated_to="Microsoft.NetApp/volumes",
         )
-        return (self.netapp,)
+        return (last,)
 
     def _create_nat_gateway(self) -> vnets.NatGateway:
         """Create the cluster's only public address, for outbound connections of the nodes."""

@@ -202,7 +202,7 @@ class Settings(ManagedStackSettings):
         *ManagedStackSettings.of_clusters,
         *("cluster", "kubernetes", "maintenance", "system", "monitoring", "storage.tier", "gpu.driver", "gpu.zone"),
         *(f"network.{key}" for key in ("nodes_cidr", "netapp_cidr", "pods_cidr", "services_cidr")),
-        "network.proximity_placement",
+        *("network.proximity_placement", "network.existing"),
     )
     for_services: ClassVar[tuple[str, ...]] = ("azureml",)
 

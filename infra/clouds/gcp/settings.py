@@ -265,7 +265,7 @@ class Settings(ManagedStackSettings):
         yield from self.maintenance.problems_for(self.cluster.kubernetes_version)
 
     def _nat_lines(self, nat: float, address: float) -> Sequence[CostLine]:
-        """Return the costs of the stack's own way out of its network."""
+        """Return the costs of the stack's own NAT."""
         return CostLine("Cloud NAT gateway", 1, nat), CostLine("external address of Cloud NAT", 1, address)
 
     def _service_problems(self) -> Iterable[Problem]:
