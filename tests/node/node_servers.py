@@ -29,6 +29,11 @@ ADDRESS, SUBNET = "10.244.0.1", "10.244.0.0/24"
 #: Fixed: otherwise a bridge uses the lowest address of its members, and DNS fails for 10 s after every change.
 MAC = "02:00:0a:f4:00:01"
 CONTAINERD = "/run/containerd/containerd.sock"
+#: Limits of locked memory in bytes, soft and hard, that containerd and so every container has: as on AKS
+#: (Azure/AKS#4893), and at most systemd's default.
+MEMLOCK = (64 * 2**10, 8 * 2**20)
+#: A runtime whose containers start from the specification in `specification_path`, for tests that change it.
+CHANGED_RUNTIME = "changed"
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP = "torchrec-cloud-node"
 #: The default volume of stack `local`. On the node it is a folder that only the node sees.
@@ -108,9 +113,12 @@ class NodePlane(Plane):
         node_image.restore()
         path = self.folder / "containerd.toml"
         path.write_text(containerd_configuration(self.folder))
+        default = subprocess.run(["ctr", "oci", "spec"], check=True, capture_output=True, text=True).stdout
+        specification_path(self.folder).write_text(default)
         (self.folder / "cni").mkdir()
         (self.folder / "cni" / "10-bridge.conflist").write_text(json.dumps(bridge_network(self.folder)))
-        self.spawn("containerd", "containerd", "--config", str(path))
+        limit = f"--memlock={MEMLOCK[0]}:{MEMLOCK[1]}"
+        self.spawn("containerd", "prlimit", limit, "containerd", "--config", str(path))
         until = time.monotonic() + 30
         while not Path(CONTAINERD).exists():
             self.check_running()
@@ -152,6 +160,11 @@ def is_dns_ready() -> bool:
         return False
 
 
+def specification_path(folder: Path) -> Path:
+    """Return the file with the OCI specification of runtime CHANGED_RUNTIME, which containerd reads when it starts."""
+    return folder / "specification.json"
+
+
 def containerd_configuration(folder: Path) -> str:
     """Return the configuration of containerd: overlay snapshots in the store with the image; nothing is pulled."""
     return f"""
@@ -170,6 +183,9 @@ state = "/run/containerd"
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = false
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{CHANGED_RUNTIME}]
+      runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "{specification_path(folder)}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{node_build.CNI}"
     conf_dir = "{folder}/cni"
