@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import simulated_aks
 import simulated_registry
@@ -133,7 +134,7 @@ def _busy_after_a_deletion(parents: str, keys: tuple[str, ...]) -> Callable[[Wor
             names = {parent.computed["name"], *(parent.inputs.get(key) for key in keys)}
             if resource.inputs[keys[-1]] in names:
                 parent.status = _BUSY
-                world.later(_BUSY_MINUTES, lambda parent=parent: setattr(parent, "status", ACTIVE))
+                world.later(_BUSY_MINUTES, partial(setattr, parent, "status", ACTIVE))
 
     return deleted
 

@@ -189,8 +189,8 @@ def test_the_gpu_exporter_starts_only_with_the_operators_runtime(
     world.create(POOL, "gpu", _pool(cluster, count=2, gpuProfile={"driver": "None"}))
     release = {"namespace": "default"}
     if operator:
-        values = {"toolkit": {"enabled": True}}
-        world.create(RELEASE, "o", {**release, "chart": "gpu-operator", "name": "gpu-operator", "values": values})
+        toolkit = {"toolkit": {"enabled": True}}
+        world.create(RELEASE, "o", {**release, "chart": "gpu-operator", "name": "gpu-operator", "values": toolkit})
     values = {"runtimeClassName": runtime} if runtime else {}
     exporter = {**release, "chart": "dcgm-exporter", "name": "dcgm-exporter", "values": values}
     if error is None:
