@@ -19,6 +19,7 @@ Contexts = Callable[..., Context]
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 ROOT = f"/subscriptions/{SUBSCRIPTION}"
 SKUS, USAGES = f"{ROOT}/providers/Microsoft.Compute/skus", f"{ROOT}/providers/Microsoft.Compute/locations/eastus/usages"
+VERSIONS = f"{ROOT}/providers/Microsoft.ContainerService/locations/eastus/kubernetesVersions"
 FEATURES = f"{ROOT}/providers/Microsoft.Features/providers"
 GROUP = f"{ROOT}/resourceGroups/rg/providers/Microsoft.Compute/capacityReservationGroups/gpus"
 PERMISSIONS = f"{ROOT}/providers/Microsoft.Authorization/permissions"
@@ -73,6 +74,9 @@ def arm(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> Recorded:
         "Microsoft.Compute/features/EncryptionAtHost",
     ):
         recorded.put(f"{FEATURES}/{full}", {"properties": {"state": "Registered"}, "name": full})
+    recorded.put(
+        VERSIONS, {"values": [{"version": version, "isPreview": None} for version in ("1.34", "1.35", "1.36")]}
+    )
     recorded.put(SKUS, {"value": [{"resourceType": "disks", "name": "Premium_LRS"}, size()]})
     recorded.put(USAGES, {"value": [usage(FAMILY, 0, 192), usage("lowPriorityCores", 0, 96)]})
     recorded.put(f"{ROOT}/providers/Microsoft.Network/virtualNetworks", {"value": []})
@@ -109,6 +113,18 @@ def test_an_unregistered_feature_is_reported_with_its_commands(arm: Recorded, co
     finding = one(run_checks(doctor.checks(context("azure")), "features"), "features")
     assert finding.status == "problem"
     assert "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport" in finding.fix
+
+
+def test_a_version_that_the_location_does_not_offer_is_reported_with_the_newest_one(
+    arm: Recorded, context: Contexts
+) -> None:
+    fine = one(run_checks(doctor.checks(context("azure")), "Kubernetes version"), "Kubernetes version")
+    assert fine.result == "1.35 until March 2027, nodes with Ubuntu 24.04"
+    preview = {"version": "1.36", "isPreview": True}
+    arm.put(VERSIONS, {"values": [{"version": "1.33"}, {"version": "1.34"}, preview]})
+    finding = one(run_checks(doctor.checks(context("azure")), "Kubernetes version"), "Kubernetes version")
+    assert (finding.status, finding.result) == ("problem", "eastus offers 1.34 and not 1.35")
+    assert "pulumi config set --path cluster.kubernetes_version 1.34" in finding.fix
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,10 @@ def problems(version: str) -> Iterable[Problem]:
     """Check that AKS offers the version."""
     if minor(version) not in RELEASES:
         allowed = f"{' | '.join(RELEASES)}, or one of their patches"
-        nearest = min(RELEASES, key=lambda known: abs(_number(known) - _number(version)))
+        nearest = min(RELEASES, key=lambda known: abs(number(known) - number(version)))
         yield Problem(_KEY, "not a Kubernetes version that AKS offers", allowed, fix_by_setting(_KEY, nearest), version)
 
 
-def _number(version: str) -> int:
+def number(version: str) -> int:
     """Return the number of the minor version."""
     return int(version.split(".")[1])

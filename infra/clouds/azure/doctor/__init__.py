@@ -31,6 +31,7 @@ def checks(context: Context) -> list[Check]:
         "resource providers": queries.providers,
         "roles": queries.roles,
         "features": queries.features,
+        "Kubernetes version": queries.version,
         "instance type": queries.offer,
         "quota": queries.quota,
         "reservation": queries.reservation,

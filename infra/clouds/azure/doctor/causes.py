@@ -136,8 +136,8 @@ VERSION = Cause(
     "azure-version",
     "`K8sVersionNotSupported`, or an upgrade `is not allowed`",
     "the location does not offer the version, or the upgrade skips a minor version",
-    "az aks get-versions --location <location> --output table, then: "
-    "pulumi config set --path cluster.kubernetes_version <version>",
+    "az aks get-versions --location {location} --output table, then: "
+    "pulumi config set --path cluster.kubernetes_version {version}",
     errors=("K8sVersionNotSupported",),
 )
 CAUSES = (

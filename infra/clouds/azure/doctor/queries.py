@@ -10,6 +10,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from infra import catalog
+from infra.clouds.azure import versions
 from infra.clouds.azure.doctor.causes import (
     ACCOUNT,
     FEATURE,
@@ -20,6 +21,7 @@ from infra.clouds.azure.doctor.causes import (
     RESERVATION,
     ROLES,
     SUBSCRIPTION,
+    VERSION,
 )
 from infra.clouds.azure.doctor.client import Arm
 from infra.clouds.azure.settings import Settings
@@ -93,6 +95,22 @@ class Queries:
             if state != "Registered":
                 problems.append(problem(FEATURE, f"{feature} is {state}", namespace=namespace, name=name))
         return problems or ok(f"{', '.join(self.settings.required_features)} registered")
+
+    def version(self) -> Finding:
+        """Check that the location offers the Kubernetes version, and until when AKS supports it."""
+        if self.settings.service:
+            return skipped("Azure Machine Learning has no Kubernetes version")
+        chosen, location = versions.minor(self.settings.cluster.kubernetes_version), self.settings.location
+        path = f"{self.arm.root}/providers/Microsoft.ContainerService/locations/{location}/kubernetesVersions"
+        offered = [
+            str(item["version"]) for item in self.arm.get(path, "2025-05-01")["values"] if not item.get("isPreview")
+        ]
+        release = versions.RELEASES[chosen]
+        if chosen not in offered:
+            usable = [version for version in sorted(offered, key=versions.number) if version in versions.RELEASES]
+            result = f"{location} offers {_or_none(usable)} and not {chosen}"
+            return problem(VERSION, result, location=location, version=usable[-1] if usable else "<version>")
+        return ok(f"{chosen} until {release.supported_until:%B %Y}, nodes with {release.node_os}")
 
     def _find_size(self) -> Mapping[str, Any] | None:
         """Return the location's description of the GPU nodes' size, None if it does not offer the size."""
