@@ -51,7 +51,7 @@ def account(server: str, recorded: Recorded, quotas: dict[str, float], monkeypat
     boto3.client("sts", region_name="us-west-2").get_caller_identity()
     import urllib3
 
-    urllib3.request("POST", f"{server}/moto-api/reset")
+    urllib3.request("POST", f"{server}/moto-api/reset", timeout=60)
     return boto3.client("ec2", region_name="us-west-2")
 
 

@@ -56,7 +56,7 @@ def account(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "AWS_CONFIG_FILE": "/dev/null",
     }.items():
         monkeypatch.setenv(key, value)
-    urllib3.request("POST", f"{server}/moto-api/reset")
+    urllib3.request("POST", f"{server}/moto-api/reset", timeout=60)
 
 
 def check(context: Contexts, vpc: Vpc, *, subnets: dict[str, str] | None = None, vpc_id: str = "") -> list[Finding]:
