@@ -27,6 +27,7 @@ GUIDES_ONLY = {
     "azure-forbidden",
     "azure-nodes-blocked",
     "azure-private",
+    "azure-push",
     "gcp-capacity",
     "gcp-driver",
     "gcp-maintenance",

@@ -140,7 +140,15 @@ VERSION = Cause(
     "pulumi config set --path cluster.kubernetes_version {version}",
     errors=("K8sVersionNotSupported",),
 )
+PUSH = Cause(
+    "azure-push",
+    "the image's build ends with `failed to fetch oauth token` and 401 or 403",
+    "the account of `up` may not push to the registry, or this machine's address is not in network.authorized_cidrs",
+    "az role assignment create --role AcrPush --assignee <you> --scope <registry>, then: pulumi up",
+    errors=("failed to fetch oauth token",),
+)
 CAUSES = (
     CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, ROLES, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY,
     RESERVATION, OVERLAP, PRIVATE, NODES_BLOCKED, FORBIDDEN, BUSY, DRAIN, VERSION,
+    PUSH,
 )  # fmt: skip
