@@ -11,6 +11,7 @@ from engine_world import Inputs, PartlyCreated, Refused, Resource, Rules, World
 _DEPENDENCY = "DependencyViolation"
 _INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
 _ADDON, _NODES, _CLUSTER = "aws:eks/addon:Addon", "aws:eks/nodeGroup:NodeGroup", "aws:eks/cluster:Cluster"
+_LOG_GROUP = "aws:cloudwatch/logGroup:LogGroup"
 _ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 _TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 #: Add-ons that a node needs to become ready, and add-ons whose pods need a node.
@@ -49,6 +50,7 @@ def _nodes_created(world: World, inputs: Inputs) -> None:
     missing = [name for name in _NODE_ADDONS if name not in found]
     if missing:
         raise Refused(f"NodeCreationFailure: Unhealthy nodes in the kubernetes cluster; no {' and no '.join(missing)}")
+    _not_newer_than_the_control_plane(world, inputs)
     template = _template(world, inputs)
     if template and template.inputs.get("instanceType") and inputs.get("instanceTypes"):
         raise Refused("InvalidParameterException: instance type both in the launch template and in the node group")
@@ -64,6 +66,52 @@ def _cluster_created(world: World, inputs: Inputs) -> None:
         zone = subnet.inputs.get("availabilityZone")
         if subnet.id in inputs["vpcConfig"]["subnetIds"] and zone in ("us-east-1e", "us-west-1c", "ca-central-1d"):
             raise Refused(f"UnsupportedAvailabilityZoneException: EKS does not support creating cluster in {zone}")
+
+
+def _minor(version: object) -> int:
+    return int(str(version).split(".")[1])
+
+
+def _cluster_updated(world: World, resource: Resource, inputs: Inputs) -> None:
+    """Refuse an upgrade by more than one minor version, and a downgrade.
+
+    https://docs.aws.amazon.com/eks/latest/userguide/update-cluster.html
+    """
+    step = _minor(inputs["version"]) - _minor(resource.inputs["version"])
+    if step not in (0, 1):
+        raise Refused(f"InvalidParameterException: Unsupported Kubernetes minor version update to {inputs['version']}")
+
+
+def _log_group_deleted(world: World, resource: Resource) -> None:
+    """Let EKS write its last lines of log, which creates the deleted group again, without tags and retention.
+
+    https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2486, 2446 and 2763
+    """
+    if resource.id.startswith("/aws/eks/"):
+        world.later(2, lambda: _recreate_group(world, resource.id))
+
+
+def _recreate_group(world: World, name: str) -> None:
+    world.add(_LOG_GROUP, name, {"name": name})
+
+
+def _plane_version(world: World, cluster: object) -> object:
+    planes = [one for one in world.of_type(_CLUSTER) if one.inputs["name"] == cluster]
+    return planes[0].inputs["version"] if planes else None
+
+
+def _not_newer_than_the_control_plane(world: World, inputs: Inputs) -> None:
+    """Refuse nodes newer than the control plane: https://kubernetes.io/releases/version-skew-policy/."""
+    plane = _plane_version(world, inputs["clusterName"])
+    if plane and inputs.get("version") and _minor(inputs["version"]) > _minor(plane):
+        raise Refused(f"InvalidParameterException: Nodegroup version {inputs['version']} is newer than {plane}")
+
+
+def _addon_offered(world: World, inputs: Inputs) -> None:
+    """Refuse a version of an add-on that EKS does not offer for the control plane's version."""
+    plane, version = _plane_version(world, inputs["clusterName"]), inputs.get("addonVersion")
+    if plane and version and not str(version).startswith(f"v{plane}."):
+        raise Refused(f"InvalidParameterException: Addon version {version} specified is not supported by {plane}")
 
 
 def _nodes_started(world: World, resource: Resource) -> None:
@@ -89,6 +137,7 @@ def _nodes_resized(world: World, resource: Resource, inputs: Inputs) -> None:
     `resourceNodeGroupUpdate` of terraform-provider-aws (internal/service/eks/node_group.go) sends `scaling_config` only
     if it has changed, and `expandNodegroupScalingConfig` then sends all of it: the number of nodes in the state too.
     """
+    _not_newer_than_the_control_plane(world, inputs)
     live, scaling = resource.inputs["scalingConfig"], inputs["scalingConfig"]
     if all(scaling[key] == live[key] for key in ("minSize", "maxSize")):
         inputs["scalingConfig"] = live
@@ -109,6 +158,7 @@ def _template(world: World, inputs: Inputs) -> Resource | None:
 
 
 def _addon_created(world: World, inputs: Inputs) -> None:
+    _addon_offered(world, inputs)
     name = inputs["addonName"]
     if name in _POD_ADDONS and not world.ready(_NODES):
         raise Refused(f"waiting for EKS Add-On {name}: unexpected state 'DEGRADED', insufficient number of replicas")
@@ -209,6 +259,7 @@ RULES: Mapping[str, Rules] = {
         ("name", "roleArn", "encryptionConfig", "kubernetesNetworkConfig", "vpcConfig.subnetIds"),
         _all_of(_NODES, error="ResourceInUseException: Cluster has nodegroups attached"),
         on_create=_cluster_created,
+        on_update=_cluster_updated,
         identity=lambda name, inputs: str(inputs["name"]),
         computed=lambda name, inputs: {"arn": f"arn:aws:eks:us-west-2:123456789012:cluster/{inputs['name']}"},
     ),
@@ -218,7 +269,12 @@ RULES: Mapping[str, Rules] = {
         on_created=_nodes_started,
         on_update=_nodes_resized,
     ),
-    _ADDON: Rules(("addonName", "clusterName"), on_create=_addon_created, on_delete=_leave_interfaces),
+    _ADDON: Rules(
+        ("addonName", "clusterName"),
+        on_create=_addon_created,
+        on_update=lambda world, resource, inputs: _addon_offered(world, inputs),
+        on_delete=_leave_interfaces,
+    ),
     "aws:eks/podIdentityAssociation:PodIdentityAssociation": Rules(("clusterName", "namespace", "serviceAccount")),
     "aws:fsx/lustreFileSystem:LustreFileSystem": Rules(
         ("deploymentType", "fileSystemTypeVersion", "kmsKeyId", "securityGroupIds", "storageType", "subnetIds"),
@@ -241,7 +297,7 @@ RULES: Mapping[str, Rules] = {
         (),
         _all_of(_CLUSTER, "aws:fsx/lustreFileSystem:LustreFileSystem", error="the key is in use"),
     ),
-    "aws:cloudwatch/logGroup:LogGroup": Rules(("name",), identity=lambda name, inputs: str(inputs["name"])),
+    _LOG_GROUP: Rules(("name",), identity=lambda name, inputs: str(inputs["name"]), on_deleted=_log_group_deleted),
     "aws:ecr/repository:Repository": Rules(("encryptionConfigurations", "name"), on_delete=_repository_deleted),
     "aws:s3/bucket:Bucket": Rules(("bucket",), on_delete=_bucket_deleted),
     "aws:s3/bucketPolicy:BucketPolicy": _POLICY_RULES,
@@ -254,6 +310,11 @@ RULES: Mapping[str, Rules] = {
         identity=lambda name, inputs: f"{inputs['autoscalingGroupName']},{inputs['tag']['key']}",
     ),
 }
+
+
+def _describe_cluster(world: World, arguments: Inputs) -> Inputs:
+    plane = next(one for one in world.of_type(_CLUSTER) if one.inputs["name"] == arguments["name"])
+    return {**arguments, "status": plane.status, "version": plane.inputs["version"]}
 
 
 def _describe_group(world: World, arguments: Inputs) -> Inputs:
@@ -271,6 +332,7 @@ CALLS: Mapping[str, Callable[[World, Inputs], Inputs]] = {
     "aws:eks/getClusters:getClusters": lambda world, arguments: {
         "names": [str(one.inputs["name"]) for one in world.of_type(_CLUSTER)]
     },
+    "aws:eks/getCluster:getCluster": _describe_cluster,
     "aws:eks/getNodeGroups:getNodeGroups": lambda world, arguments: {
         **arguments,
         "names": [

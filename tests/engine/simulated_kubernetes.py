@@ -23,7 +23,16 @@ _NODES = (
 _RELEASE, _CRD = "kubernetes:helm.sh/v3:Release", "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition"
 _CLAIM, _VOLUME = "kubernetes:core/v1:PersistentVolumeClaim", "kubernetes:core/v1:PersistentVolume"
 #: API groups without any operator.
-_BUILT_IN = ("core", "apps", "batch", "policy", "networking.k8s.io", "apiextensions.k8s.io", "helm.sh")
+_BUILT_IN = (
+    "core",
+    "apps",
+    "batch",
+    "policy",
+    "networking.k8s.io",
+    "apiextensions.k8s.io",
+    "storage.k8s.io",
+    "helm.sh",
+)
 #: API groups that GKE serves.
 _MANAGED = ("networking.gke.io",)
 #: API groups of the CRDs that each chart installs, by release name.

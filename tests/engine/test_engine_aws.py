@@ -87,3 +87,45 @@ def test_a_maximum_below_the_running_nodes_is_refused_before_any_change(opened: 
     assert "gpu.nodes.max is lower than the number of running GPU nodes: got 4; allowed: 5 or more" in run.output
     assert run.changes == []
     assert scaling(world)["desiredSize"] == 5
+
+
+CLUSTER, ADDON, LOGS = "aws:eks/cluster:Cluster", "aws:eks/addon:Addon", "aws:cloudwatch/logGroup:LogGroup"
+
+
+def test_a_downgrade_is_refused_before_any_change(opened: tuple[World, Project]) -> None:
+    _, project = opened
+    project.set("gpu.nodes.max", 6)
+    project.set("cluster.kubernetes_version", "1.34")
+    run = project.run("up")
+    assert not run.ok
+    assert "EKS cannot downgrade a cluster: got cluster.kubernetes_version 1.34, running 1.35" in run.output
+    assert run.changes == []
+
+
+def test_an_upgrade_moves_the_control_plane_then_addons_then_nodes(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    project.set("cluster.kubernetes_version", "1.36")
+    before = len(world.log)
+    run = project.run("up")
+    assert_ok(run)
+    assert not run.of_op("create-replacement", "replace", "delete-replaced")
+    assert {one.inputs["addonVersion"] for one in world.of_type(ADDON)} == {"v1.36.0-eksbuild.1"}, (
+        "an add-on without a version keeps the one of its creation"
+    )
+    assert {one.inputs["version"] for one in world.of_type(GROUP, CLUSTER)} == {"1.36"}
+    order = [name for verb, _, name in world.log[before:] if verb == "update"]
+    plane, cni, nodes = "aws-cluster-eks-eksCluster", "aws-cluster-vpc-cni", "aws-cluster-system-nodes"
+    assert order.index(plane) < order.index(cni) < order.index(nodes) < order.index(NAME)
+    assert scaling(world)["desiredSize"] == 5, "an upgrade must not change the number of nodes"
+    assert project.run("up").changes == []
+
+
+def test_a_destroyed_stack_comes_up_again_under_another_cluster_name(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    (old,) = [one.id for one in world.of_type(CLUSTER)]
+    assert_ok(project.run("destroy"))
+    world.clock.advance(5)
+    assert [one.id for one in world.of_type(LOGS)] == [f"/aws/eks/{old}/cluster"], "EKS writes its last lines of log"
+    assert_ok(project.run("up"))
+    (new,) = [one.id for one in world.of_type(CLUSTER)]
+    assert new != old

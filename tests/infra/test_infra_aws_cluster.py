@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 
 import pytest
 from aws_stack import ADDON, EKS, RELEASE, Run, addons_by_name
@@ -54,17 +55,16 @@ def test_the_kubeconfig_is_secret_and_contains_no_token(stack: Run) -> None:
 def test_the_stack_creates_every_log_group_with_a_retention(stack: Run) -> None:
     recording = stack("aws", {"monitoring.log_retention_days": 7})
     groups = {item.inputs["name"]: item for item in recording.of_type("aws:cloudwatch/logGroup:LogGroup")}
+    (cluster,) = {item.inputs["name"] for item in recording.of_type(EKS)}
+    assert re.fullmatch(r"torchrec-cloud-aws-[0-9a-f]{7}", cluster), "EKS creates the group of a deleted cluster again"
     assert set(groups) == {
-        "/aws/eks/torchrec-cloud-aws/cluster",
-        *(
-            f"/aws/containerinsights/torchrec-cloud-aws/{kind}"
-            for kind in ("application", "dataplane", "host", "performance")
-        ),
+        f"/aws/eks/{cluster}/cluster",
+        *(f"/aws/containerinsights/{cluster}/{kind}" for kind in ("application", "dataplane", "host", "performance")),
     }, "a group that AWS creates never expires and is billed after destroy"
     assert {item.inputs["retentionInDays"] for item in groups.values()} == {7}
     writer = recording.one(ADDON, "aws-monitoring-cloudwatch")
     assert all(recording.needs(writer, item) for name, item in groups.items() if "containerinsights" in name)
-    assert recording.needs(recording.one(EKS), groups["/aws/eks/torchrec-cloud-aws/cluster"])
+    assert recording.needs(recording.one(EKS), groups[f"/aws/eks/{cluster}/cluster"])
 
 
 def test_all_addons_are_installed_and_those_that_call_aws_have_an_identity(stack: Run) -> None:

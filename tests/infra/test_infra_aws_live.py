@@ -55,6 +55,6 @@ def test_a_zone_that_eks_does_not_support_is_refused_before_any_resource(stack: 
 
 def test_a_group_whose_creation_failed_is_an_error_with_the_command_that_replaces_it() -> None:
     urn = "urn:pulumi:aws::torchrec-cloud::aws:eks/nodeGroup:NodeGroup::aws-cluster-gpu-nodes"
-    nodes._require_usable("aws", urn, "ACTIVE")
+    assert nodes._require_usable("aws", urn, "ACTIVE", "eks-gpu") == "eks-gpu"
     with pytest.raises(pulumi.RunError, match=rf"python -m infra up --stack aws --replace '{urn}'"):
-        nodes._require_usable("aws", urn, "CREATE_FAILED")
+        nodes._require_usable("aws", urn, "CREATE_FAILED", "")

@@ -7,6 +7,7 @@ import yaml
 from aws_stack import (
     ASSOCIATION,
     BLOCK,
+    EKS,
     GROUP,
     LUSTRE,
     NODES,
@@ -224,7 +225,9 @@ def test_the_autoscaler_uses_the_service_account_with_its_rights(stack: Run) -> 
 
 
 def test_the_autoscaler_can_resize_groups_of_its_own_cluster_only(stack: Run) -> None:
-    statements = [item for item in all_statements(stack("aws")) if "autoscaling:SetDesiredCapacity" in item["Action"]]
+    recording = stack("aws")
+    statements = [item for item in all_statements(recording) if "autoscaling:SetDesiredCapacity" in item["Action"]]
     assert len(statements) == 1
-    owned = "aws:ResourceTag/k8s.io/cluster-autoscaler/torchrec-cloud-aws"
+    (cluster,) = {item.inputs["name"] for item in recording.of_type(EKS)}
+    owned = f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}"
     assert statements[0]["Condition"] == {"StringEquals": {owned: "owned"}}

@@ -13,6 +13,7 @@ import pulumi_eks as eks
 import pulumi_kubernetes as k8s
 
 from infra import tunnel
+from infra.clouds.aws import live
 from infra.clouds.aws.bastion import Bastion
 from infra.clouds.aws.identity import NODES, PODS, ServiceRole, Statement, managed_policy
 from infra.clouds.aws.network import Network
@@ -26,18 +27,19 @@ _LOG_TYPES = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
 
 
 def cluster_name(project: str, name: str) -> str:
-    """Return the cluster's name; log groups and the autoscaler's rights need it before the cluster exists."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", f"{project}-{name}")[:100]
+    """Return the cluster's name without the suffix that `_choose_name` adds."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", f"{project}-{name}")[:92]
 
 
 class EksCluster(pulumi.ComponentResource):
     """Control plane, system nodes with the network add-ons, autoscaler's rights, provider; GPU nodes on request.
 
-    `name` is the cluster's name as an output, so that its users wait for the control plane; `eks_name` is the same name
-    as a string. `ready` are the resources that must exist before a pod can be scheduled.
+    `name` is the cluster's name, whose users wait for the control plane; `eks_name` is the same name without the wait:
+    log groups and the autoscaler's rights need it before the cluster exists. `ready` are the resources that must exist
+    before a pod can be scheduled.
     """
 
-    eks_name: str
+    eks_name: pulumi.Output[str]
     name: pulumi.Output[str]
     kubeconfig: pulumi.Output[str]
     provider: k8s.Provider
@@ -51,11 +53,15 @@ class EksCluster(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:Cluster", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        self.eks_name = cluster_name(settings.project, name.removesuffix("-cluster"))
+        self._base_name = cluster_name(settings.project, name.removesuffix("-cluster"))
+        running = live.find_version(self._base_name)
+        if running:
+            live.require_possible_upgrade(settings.stack, running, settings.cluster.kubernetes_version)
         self.key = self._create_key()
+        self.eks_name = self._choose_name()
         plane = self._create_control_plane(network)
         self.security_group_id = plane.cluster_security_group_id
-        self.name = self.security_group_id.apply(lambda _: self.eks_name)
+        self.name = pulumi.Output.all(self.eks_name, self.security_group_id).apply(lambda found: str(found[0]))
         self.kubeconfig = pulumi.Output.secret(self._find_way_in(network, plane))
         self.provider = k8s.Provider(
             f"{name}-k8s",
@@ -95,7 +101,7 @@ class EksCluster(pulumi.ComponentResource):
         identity: tuple[str, ServiceRole] | None = None,
         configuration: Mapping[str, object] | None = None,
     ) -> aws.eks.Addon:
-        """Create an EKS add-on in the version that EKS recommends for the cluster's Kubernetes version.
+        """Create an EKS add-on in EKS's default version for the cluster's Kubernetes version, which an upgrade changes.
 
         `identity` is a service account with the role that its pods get through EKS Pod Identity.
         """
@@ -107,6 +113,7 @@ class EksCluster(pulumi.ComponentResource):
             name,
             cluster_name=self.name,
             addon_name=addon,
+            addon_version=live.addon_version(addon, self._settings.cluster.kubernetes_version),
             pod_identity_associations=association,
             configuration_values=json.dumps(configuration, sort_keys=True) if configuration else None,
             resolve_conflicts_on_create="OVERWRITE",
@@ -136,14 +143,27 @@ class EksCluster(pulumi.ComponentResource):
         """
         key = aws.kms.Key(
             f"{self._name}-key",
-            description=f"Kubernetes secrets and shared storage of {self.eks_name}",
+            description=f"Kubernetes secrets and shared storage of {self._base_name}",
             enable_key_rotation=True,
             deletion_window_in_days=7,
             tags=self._tags,
             opts=self._child,
         )
-        aws.kms.Alias(f"{self._name}-alias", name=f"alias/{self.eks_name}", target_key_id=key.key_id, opts=self._child)
+        alias = f"alias/{self._base_name}"
+        aws.kms.Alias(f"{self._name}-alias", name=alias, target_key_id=key.key_id, opts=self._child)
         return key
+
+    def _choose_name(self) -> pulumi.Output[str]:
+        """Return a name that no earlier cluster of this stack had: the start of the key's id makes it unique.
+
+        EKS recreates the log group of a deleted cluster, without a retention, when it writes the last lines. The next
+        `up` could not create the group of a cluster of the same name:
+        https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2486
+        A cluster that an earlier version of this program created keeps its name, because another one replaces it.
+        """
+        if live.cluster_exists(self._base_name):
+            return pulumi.Output.from_input(self._base_name)
+        return self.key.key_id.apply(lambda key_id: f"{self._base_name}-{key_id[:7]}")
 
     def _create_control_plane(self, network: Network) -> eks.Cluster:
         """Create the control plane in the private subnets; only authorised ranges can reach it from outside."""
@@ -151,7 +171,7 @@ class EksCluster(pulumi.ComponentResource):
         # EKS would otherwise create a log group that never expires and outlives the stack.
         logs = aws.cloudwatch.LogGroup(
             f"{self._name}-logs",
-            name=f"/aws/eks/{self.eks_name}/cluster",
+            name=pulumi.Output.concat("/aws/eks/", self.eks_name, "/cluster"),
             retention_in_days=self._settings.monitoring.log_retention_days,
             tags=self._tags,
             opts=self._child,
@@ -213,13 +233,16 @@ class EksCluster(pulumi.ComponentResource):
         arns = [managed_policy(self._settings.partition, item) for item in names]
         role = ServiceRole(f"{self._name}-nodes", NODES, self._tags, self._child, managed=arns)
         before = [network, role, *self._create_network_addons()]
-        return Membership(self.eks_name, self.name, self.security_group_id, role, before)
+        return Membership(self._base_name, self.name, self.security_group_id, role, before)
 
     def _create_autoscaler_identity(self) -> aws.eks.PodIdentityAssociation:
         """Let the autoscaler read all groups, and resize those of this cluster."""
         partition, region = self._settings.partition, self._settings.region
         groups = f"arn:{partition}:autoscaling:{region}:*:autoScalingGroup:*:autoScalingGroupName/*"
-        own = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{self.eks_name}": "owned"}}
+        own = self.eks_name.apply(
+            lambda name: {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{name}": "owned"}}
+        )
+        node_groups = pulumi.Output.concat(f"arn:{partition}:eks:{region}:*:nodegroup/", self.eks_name, "/*")
         read_actions = [
             "autoscaling:DescribeAutoScalingGroups",
             "autoscaling:DescribeAutoScalingInstances",
@@ -233,7 +256,7 @@ class EksCluster(pulumi.ComponentResource):
         resize_actions = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
         statements = [
             Statement(read_actions, ["*"]),
-            Statement(["eks:DescribeNodegroup"], [f"arn:{partition}:eks:{region}:*:nodegroup/{self.eks_name}/*"]),
+            Statement(["eks:DescribeNodegroup"], [node_groups]),
             Statement(resize_actions, [groups], condition=own),
         ]
         role = self.create_pod_role(f"{self._name}-autoscaler", self, statements=statements)

@@ -22,7 +22,7 @@ class Statement:
     resources: Sequence[pulumi.Input[str]] = ()
     effect: Literal["Allow", "Deny"] = "Allow"
     principal: str | Mapping[str, str] | None = None
-    condition: Mapping[str, Mapping[str, str]] | None = None
+    condition: pulumi.Input[Mapping[str, Mapping[str, str]]] | None = None
 
     @property
     def document(self) -> dict[str, object]:
@@ -34,7 +34,7 @@ class Statement:
             "Principal": self.principal,
             "Condition": self.condition,
         }
-        return {key: value for key, value in parts.items() if value}
+        return {key: value for key, value in parts.items() if isinstance(value, pulumi.Output) or value}
 
 
 def policy(statements: Sequence[Statement]) -> pulumi.Output[str]:

@@ -40,13 +40,21 @@ def cluster_exists(name: str) -> bool:
     return name in aws.eks.get_clusters().names
 
 
+def find_version(base_name: str) -> str | None:
+    """Return the Kubernetes version of the stack's control plane, None before the first `up`."""
+    for name in _find_clusters(base_name):
+        cluster = aws.eks.get_cluster(name=name)
+        if cluster.status != "DELETING":
+            return cluster.version
+    return None
+
+
 def find_scaling(cluster_base_name: str, group: str) -> Scaling | None:
     """Return the size of the node group with this logical name, None before the first `up`.
 
     The cluster is called `cluster_base_name`, with or without a suffix; Pulumi appends 7 digits to the group's name.
     """
-    clusters = _matching(aws.eks.get_clusters().names, rf"{re.escape(cluster_base_name)}(-[0-9a-f]{{8}})?")
-    for cluster in clusters:
+    for cluster in _find_clusters(cluster_base_name):
         names = aws.eks.get_node_groups(cluster_name=cluster).names
         for name in _matching(names, rf"{re.escape(group)}-[0-9a-f]{{7}}"):
             found = aws.eks.get_node_group(cluster_name=cluster, node_group_name=name)
@@ -54,6 +62,30 @@ def find_scaling(cluster_base_name: str, group: str) -> Scaling | None:
                 scaling = found.scaling_configs[0]
                 return Scaling(scaling.min_size, scaling.desired_size, scaling.max_size)
     return None
+
+
+def addon_version(addon: str, kubernetes_version: str) -> str:
+    """Return the version of an add-on that EKS installs by default with this Kubernetes version.
+
+    An add-on without a version keeps the one of its creation through every upgrade of the control plane.
+    """
+    return aws.eks.get_addon_version(addon_name=addon, kubernetes_version=kubernetes_version).version
+
+
+def require_possible_upgrade(stack: str, running: str, requested: str) -> None:
+    """Raise RunError unless EKS can go from the running to the requested version: the same, or the next minor one.
+
+    https://docs.aws.amazon.com/eks/latest/userguide/update-cluster.html
+    """
+    now, then = (int(version.partition(".")[2]) for version in (running, requested))
+    if then in (now, now + 1):
+        return
+    what = "EKS cannot downgrade a cluster" if then < now else "EKS upgrades one minor version at a time"
+    next_version = running if then < now else f"1.{now + 1}"
+    raise pulumi.RunError(
+        f"stack {stack!r}: {what}: got cluster.kubernetes_version {requested}, running {running}; allowed: "
+        f"{running} | 1.{now + 1}. Fix: pulumi config set --path cluster.kubernetes_version {next_version}"
+    )
 
 
 def plan_scaling(bounds: tuple[int, int], start: int, live: Scaling | None, stack: str) -> tuple[Scaling, bool]:
@@ -73,6 +105,11 @@ def plan_scaling(bounds: tuple[int, int], start: int, live: Scaling | None, stac
             f"job and wait until the nodes are gone: python -m workloads stop --stack {stack}"
         )
     return Scaling(low, max(low, live.num_desired), high), False
+
+
+def _find_clusters(base_name: str) -> list[str]:
+    """Return the clusters of this name, without a suffix or with the suffix of `EksCluster`."""
+    return _matching(aws.eks.get_clusters().names, rf"{re.escape(base_name)}(-[0-9a-f]{{7}})?")
 
 
 def _matching(names: Sequence[str], pattern: str) -> list[str]:

@@ -50,7 +50,7 @@ class Monitoring(pulumi.ComponentResource):
     def _create_log_group(self, kind: str) -> aws.cloudwatch.LogGroup:
         return aws.cloudwatch.LogGroup(
             f"{self._name}-{kind}-logs",
-            name=f"/aws/containerinsights/{self._cluster.eks_name}/{kind}",
+            name=pulumi.Output.concat("/aws/containerinsights/", self._cluster.eks_name, f"/{kind}"),
             retention_in_days=self._settings.monitoring.log_retention_days,
             tags=self._settings.labels,
             opts=pulumi.ResourceOptions(parent=self),

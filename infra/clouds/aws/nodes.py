@@ -14,7 +14,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import catalog
-from infra.clouds.aws import live
+from infra.clouds.aws import live, versions
 from infra.clouds.aws.identity import ServiceRole
 from infra.clouds.aws.network import Network, Tags, named
 from infra.clouds.aws.settings import Settings
@@ -195,8 +195,9 @@ class GpuNodes(pulumi.ComponentResource):
             cluster_name=member.cluster_name,
             node_role_arn=member.role.arn,
             subnet_ids=[network.gpu_subnet.id],
-            ami_type="AL2023_x86_64_NVIDIA",
+            ami_type=versions.GPU_AMI,
             version=self._settings.cluster.kubernetes_version,
+            release_version=self._settings.gpu.ami_release,
             capacity_type=_CAPACITY_TYPES.get(self._settings.gpu.capacity, "ON_DEMAND"),
             launch_template=_latest(template),
             scaling_config=aws.eks.NodeGroupScalingConfigArgs(
@@ -217,8 +218,8 @@ class GpuNodes(pulumi.ComponentResource):
     def _create_autoscaler_tags(self, group: aws.eks.NodeGroup) -> None:
         """Describe a node's resources to the autoscaler while the group has no node."""
         stack = self._settings.stack
-        usable = pulumi.Output.all(group.urn, group.status).apply(lambda found: _require_usable(stack, *found))
-        groups = usable.apply(lambda _: group.resources).apply(_autoscaling_group)
+        name = group.resources.apply(_autoscaling_group)
+        groups = pulumi.Output.all(group.urn, group.status, name).apply(lambda found: _require_usable(stack, *found))
         for key, value in node_template_tags(self._settings).items():
             kind = re.sub(r"[^a-z0-9]+", "-", key.removeprefix(f"{_TEMPLATE_TAG}/").lower())
             aws.autoscaling.Tag(
@@ -252,8 +253,9 @@ class SystemNodes(pulumi.ComponentResource):
             cluster_name=member.cluster_name,
             node_role_arn=member.role.arn,
             subnet_ids=[subnet.id for subnet in network.private_subnets.values()],
-            ami_type="AL2023_x86_64_STANDARD",
+            ami_type=versions.SYSTEM_AMI,
             version=settings.cluster.kubernetes_version,
+            release_version=system.ami_release,
             launch_template=_latest(template),
             scaling_config=aws.eks.NodeGroupScalingConfigArgs(
                 min_size=system.num_nodes, desired_size=system.num_nodes, max_size=system.num_nodes
@@ -271,8 +273,8 @@ def _latest(template: aws.ec2.LaunchTemplate) -> aws.eks.NodeGroupLaunchTemplate
     return aws.eks.NodeGroupLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str))
 
 
-def _require_usable(stack: str, urn: str, status: str) -> None:
-    """Raise RunError if the creation of a node group failed: it exists and never starts a node.
+def _require_usable(stack: str, urn: str, status: str, name: str) -> str:
+    """Return a group's name, or raise RunError if the creation of its node group failed: it never starts a node.
 
     The engine retries a failed creation as an update without changes, which succeeds:
     https://github.com/pulumi/pulumi/issues/17881
@@ -282,14 +284,13 @@ def _require_usable(stack: str, urn: str, status: str) -> None:
             f"the GPU node group is in the state CREATE_FAILED and will never start a node. Fix the cause "
             f"(python -m infra doctor --stack {stack}), then: python -m infra up --stack {stack} --replace '{urn}'"
         )
+    return name
 
 
 def _autoscaling_group(resources: Sequence[aws.eks.outputs.NodeGroupResource]) -> str:
-    """Return the name of the Auto Scaling group behind a node group."""
-    groups = resources[0].autoscaling_groups
-    assert groups
-    assert groups[0].name
-    return groups[0].name
+    """Return the name of the Auto Scaling group behind a node group, empty for a group without one."""
+    groups = resources[0].autoscaling_groups if resources else None
+    return (groups[0].name if groups else None) or ""
 
 
 def _market(capacity: str) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:

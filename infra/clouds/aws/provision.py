@@ -15,6 +15,7 @@ from infra.clouds.aws.nodes import HUGE_PAGES_PER_POD
 from infra.clouds.aws.registry import ImageRegistry
 from infra.clouds.aws.settings import Settings
 from infra.clouds.aws.storage import CHECKPOINTS, DATASETS, DISK_CLASS, TrainingStorage
+from infra.clouds.aws.versions import AUTOSCALER_TAGS
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, GpuPool
 
@@ -54,7 +55,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
         checkpoint_uri=pulumi.Output.concat(bucket, f"/{CHECKPOINTS}"),
         registry=registry.facts,
         labels=settings.labels,
-        charts=(autoscaler(cluster.eks_name, settings.region),),
+        charts=(autoscaler(cluster.eks_name, settings.region, settings.cluster.kubernetes_version),),
         commands={
             "registry_login": _registry_login(settings.region, registry),
             "upload_data": pulumi.Output.concat("aws s3 sync <folder> ", bucket, f"/{DATASETS}/"),
@@ -101,7 +102,7 @@ def gpu_pool(settings: Settings) -> GpuPool:
     )
 
 
-def autoscaler(cluster: str, region: str) -> ChartRequest:
+def autoscaler(cluster: pulumi.Input[str], region: str, kubernetes_version: str) -> ChartRequest:
     """Return the cluster-autoscaler, which finds this cluster's groups by the tags that EKS sets."""
     return ChartRequest(
         "cluster-autoscaler",
@@ -109,6 +110,7 @@ def autoscaler(cluster: str, region: str) -> ChartRequest:
             "autoDiscovery": {"clusterName": cluster},
             "awsRegion": region,
             "cloudProvider": "aws",
+            "image": {"tag": AUTOSCALER_TAGS[kubernetes_version]},
             "rbac": {"serviceAccount": {"name": AUTOSCALER_ACCOUNT}},
         },
     )

@@ -11,9 +11,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from infra import catalog
+from infra.clouds.aws.versions import KubernetesVersion, is_release_of
 from infra.config import checks
 from infra.config.problems import Problem, find_unused, fix_by_removing, fix_by_setting
 from infra.config.settings import (
@@ -48,8 +49,6 @@ UNSUPPORTED_ZONES = {"us-east-1": "use1-az3", "us-west-1": "usw1-az2", "ca-centr
 #: Regions of the commercial and the GovCloud partition; China needs another account and other principals, without EFA.
 _REGION = r"^(us|eu|ap|ca|sa|me|af|il|mx)(-gov)?-[a-z]+-\d$"
 
-#: YAML reads an unquoted 1.35 as a number.
-KubernetesVersion = Annotated[Literal["1.34", "1.35", "1.36"], BeforeValidator(str)]
 PrincipalArn = Annotated[
     str,
     Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:(role|user)/.+$", examples=["arn:aws:iam::123456789012:role/admin"]),
@@ -68,6 +67,7 @@ class Gpu(ManagedGpuSettings):
     capacity: Literal["on_demand", "spot", "reservation", "capacity_block"] = "on_demand"
     zone: str | None = None
     root_volume_gib: int = Field(200, ge=100, le=16384)
+    ami_release: str | None = Field(None, examples=["1.35.2-20260714"])
 
     def problems(self) -> Iterable[Problem]:
         """Yield problems across this section's keys."""
@@ -128,6 +128,7 @@ class System(Section):
     instance_type: str = Field("m6i.xlarge", examples=["m6i.xlarge"])
     num_nodes: int = Field(2, ge=2, le=20)
     root_volume_gib: int = Field(100, ge=30, le=16384)
+    ami_release: str | None = Field(None, examples=["1.35.2-20260714"])
 
 
 class Storage(ManagedStorageSettings):
@@ -219,6 +220,7 @@ class Settings(ManagedStackSettings):
         yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from _lustre_problems(self.storage.size_gib)
         yield from self._name_problems()
+        yield from self._release_problems()
         if self.gpu.capacity == "capacity_block" and self._instance and not self.num_efa_interfaces:
             allowed = "on_demand | spot | reservation, or a type with EFA"
             message = f"capacity blocks are not sold for {self.gpu.instance_type}"
@@ -299,6 +301,16 @@ class Settings(ManagedStackSettings):
         key = "gpu.nodes.max"
         allowed = f"at most {most}, in a /{_WIDEST_VPC}"
         yield Problem(key, message, allowed, fix_by_setting(key, most), self.gpu.nodes.max)
+
+    def _release_problems(self) -> Iterable[Problem]:
+        """Check that the AMI releases are of the cluster's Kubernetes version."""
+        version = self.cluster.kubernetes_version
+        for key, release in (("gpu", self.gpu.ami_release), ("system", self.system.ami_release)):
+            name = f"{key}.ami_release"
+            if release and not is_release_of(release, version):
+                allowed = f"{version}.<patch>-<date>, as https://github.com/awslabs/amazon-eks-ami/releases lists them"
+                message = f"not an AMI release of Kubernetes {version}"
+                yield Problem(name, message, allowed, fix_by_removing(name), release)
 
     def _name_problems(self) -> Iterable[Problem]:
         """Check the stack's name and the tags against the rules of AWS."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
 ACCOUNT = "123456789012"
@@ -42,6 +43,11 @@ def _repository(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     return {"registryId": ACCOUNT, "repositoryUrl": f"{host}/{name}"}
 
 
+def _key_id(name: str) -> str:
+    """Return an id that differs between the keys of two stacks, and between the keys of one stack after a destroy."""
+    return f"{zlib.crc32(name.encode()):08x}-12ab-34cd-56ef-1234567890ab"
+
+
 def _zone(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return a zone whose id has another order than the letters, as in most accounts."""
     ids = {"us-east-1e": "use1-az3", "us-west-1c": "usw1-az2", "ca-central-1d": "cac1-az3"}
@@ -59,7 +65,7 @@ OUTPUTS: dict[str, Any] = {
         "mountName": "abcdefgh",
     },
     "aws:iam/role:Role": lambda name, inputs: {"arn": f"arn:aws:iam::{ACCOUNT}:role/{name}"},
-    "aws:kms/key:Key": lambda name, inputs: {**_arn("kms", "key")(name, inputs), "keyId": f"key-{name}"},
+    "aws:kms/key:Key": lambda name, inputs: {**_arn("kms", "key")(name, inputs), "keyId": _key_id(name)},
     "aws:s3/bucket:Bucket": lambda name, inputs: {"bucket": f"{name}-0a1b2c3", "arn": f"arn:aws:s3:::{name}-0a1b2c3"},
     "eks:index:Cluster": _kubeconfig,
 }
@@ -73,6 +79,12 @@ CALLS: dict[str, Any] = {
         "userId": "AIDAEXAMPLE",
     },
     "aws:index/getAvailabilityZone:getAvailabilityZone": _zone,
+    "aws:eks/getAddonVersion:getAddonVersion": lambda arguments: {
+        **arguments,
+        "id": arguments["addonName"],
+        "region": "us-west-2",
+        "version": f"v{arguments['kubernetesVersion']}.0-eksbuild.1",
+    },
     # An account without clusters; the engine's tests answer from the simulated world.
     "aws:eks/getClusters:getClusters": lambda arguments: {"id": "us-west-2", "names": [], "region": "us-west-2"},
     "aws:ecr/getAuthorizationToken:getAuthorizationToken": lambda arguments: {
