@@ -122,10 +122,10 @@ def _takes_tags(token: str) -> bool:
     return "tags" in inspect.signature(resource._internal_init).parameters
 
 
-def test_image_tags_are_immutable_images_are_scanned_and_destroy_deletes_them(stack: Run) -> None:
+def test_a_stopped_push_can_be_repeated_images_are_scanned_and_destroy_deletes_them(stack: Run) -> None:
     recording = stack("aws")
     inputs = recording.one("aws:ecr/repository:Repository").inputs
-    assert inputs["imageTagMutability"] == "IMMUTABLE"
+    assert inputs["imageTagMutability"] == "MUTABLE"
     assert inputs["imageScanningConfiguration"]["scanOnPush"] is True
     assert inputs["forceDelete"] is True
     assert recording.exports["registry"].endswith(".dkr.ecr.us-west-2.amazonaws.com/aws-registry-trainer")
