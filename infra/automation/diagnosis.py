@@ -23,7 +23,7 @@ _TRACE = "Traceback (most recent call last):"
 _BULLETS = re.compile(r"^\d+ errors? occurred:\s*\*\s*", re.DOTALL)
 #: States of a resource that exists although its creation failed. The engine retries such a creation as an update
 #: without changes, which succeeds and leaves the resource as it is: https://github.com/pulumi/pulumi/issues/17881
-_DEAD_STATES = ("CREATE_FAILED",)
+_DEAD_STATES = ("CREATE_FAILED", "was created in the error state")
 _PROVIDER_SOURCE = re.compile(r"^sdk-v2/provider2?\.go:\d+: sdk\.helper_schema: (.*): provider=\S+$", re.DOTALL)
 
 

@@ -12,10 +12,11 @@ import pytest
 from opt_in import is_requested
 
 FOLDER = Path(__file__).resolve().parent
+_PHASES = pytest.StashKey[dict[str, object]]()
 STACKS = ("aws", "azure", "gcp", "local")
 
 #: Fixtures that run the CLI.
-_NEED_ENGINE = {"lifecycles", "vertex_lifecycle", "project", "opened"}
+_NEED_ENGINE = {"lifecycles", "vertex_lifecycle", "project", "opened", "upgraded"}
 
 #: Fail a create at every position instead of at eight of them. This takes hours instead of minutes.
 FULL = os.environ.get("ENGINE_FULL") == "1"
@@ -68,6 +69,22 @@ def lifecycles(
                 positions = list(range(1, total + 1)) if FULL else engine_lifecycle.spread_positions(total)
                 found[kind, stack] = pool.submit(engine_lifecycle.run_with_faults, folder, stack, kubeconfig, positions)
         yield found
+        lives = {stack: future for (kind, stack), future in found.items() if kind == "lifecycle"}
+        request.config.stash[_PHASES] = {
+            stack: life.result().phases  # type: ignore[attr-defined]
+            for stack, life in lives.items()
+            if not life.exception()
+        }
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the resources and the simulated minutes of each phase of each stack's life."""
+    if phases := config.stash.get(_PHASES, None):
+        import engine_rehearsal
+
+        terminalreporter.section("life of each stack")
+        for line in engine_rehearsal.table(phases):  # type: ignore[arg-type]
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(params=STACKS)

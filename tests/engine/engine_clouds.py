@@ -12,6 +12,7 @@ import grpc
 import simulated_autoscaler
 import simulated_aws
 import simulated_azure
+import simulated_capacity
 import simulated_drains
 import simulated_gcp
 import simulated_kubernetes
@@ -35,7 +36,8 @@ _RULES: Mapping[str, Rules] = {
 
 def rules_of(token: str) -> Rules:
     """Return how a type behaves; its outputs come from the mocks' tables."""
-    return simulated_drains.with_drains(token, simulated_minutes.with_minutes(token, _rules_of(token)))
+    rules = simulated_minutes.with_minutes(token, _rules_of(token))
+    return simulated_drains.with_drains(token, simulated_capacity.with_capacity(token, rules))
 
 
 def _rules_of(token: str) -> Rules:

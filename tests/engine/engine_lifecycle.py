@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import engine_clouds
+import engine_rehearsal
 import engine_sdk
 import simulated_autoscaler
 import simulated_gke
 import simulated_registry
 from engine_provider import Server
+from engine_rehearsal import Phase
 from engine_runs import ROOT, Project, Run
 from engine_world import LAPTOP, Resource, World
+from simulated_jobs import training_jobs
 
 #: A storage size in GiB to which the service resizes the default in place, and one that it refuses.
 LARGER_GIB = {"aws": 2400, "azure": 4096, "gcp": 2048, "local": 20}
@@ -51,6 +54,10 @@ class Lifecycle:
     state_resources: list[Mapping[str, object]] = field(default_factory=list)
     orphans: dict[str, list[str]] = field(default_factory=dict)
     state_after_destroy: list[Mapping[str, object]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)
+    num_jobs_after_upgrade: int = 0
+    left_again: list[tuple[str, str]] = field(default_factory=list)
 
 
 def open_project(
@@ -59,23 +66,48 @@ def open_project(
     """Return a stack that does not exist yet, whose API server lets this machine in, with its own simulated cloud."""
     world, server = engine_clouds.simulate()
     project = Project(folder, stack, server, {"KUBECONFIG": str(kubeconfig)})
-    if authorized and stack in POOLS:
-        project.set("network.authorized_cidrs[0]", f"{LAPTOP}/32")
+    if authorized:
+        authorize_laptop(project)
     simulated_registry.builder(world).project = project.work
     return world, server, project
 
 
+def authorize_laptop(project: Project) -> None:
+    """Run the command that `doctor` recommends to a laptop."""
+    if project.stack in POOLS:
+        project.set("network.authorized_cidrs[0]", f"{LAPTOP}/32")
+
+
 def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
-    """Run preview, up, several changes, refresh and destroy, alternating between CLI and Automation API."""
-    world, server, project = open_project(folder, stack, kubeconfig)
+    """Run the stack's first life, with changes and an upgrade, then a second one that starts without capacity."""
+    world, server, project = open_project(folder, stack, kubeconfig, authorized=False)
     lifecycle = Lifecycle(world)
+    lifecycle.runs["doctor"] = engine_rehearsal.run_doctor(project)
+    authorize_laptop(project)
     _run(lifecycle, project, "preview", "preview", "cli")
     lifecycle.num_after_preview = len(world.resources)
     _run(lifecycle, project, "up", "up", "automation")
     lifecycle.state, lifecycle.state_resources = project.export(), project.resources()
+    lifecycle.nodes["pending"] = engine_rehearsal.wait_for_nodes(world)
     _run(lifecycle, project, "again", "up", "cli")
+    lifecycle.nodes["idle"] = engine_rehearsal.end_run(world)
+    _change_settings(lifecycle, project)
+    if stack in POOLS:
+        _scale_and_upgrade(lifecycle, project)
+    _write_checkpoint(world)
+    _run(lifecycle, project, "destroy", "destroy", "cli")
+    lifecycle.left = _existing(world)
+    _live_again(lifecycle, project)
+    _end(lifecycle, project, server)
+    return lifecycle
+
+
+def _change_settings(lifecycle: Lifecycle, project: Project) -> None:
+    """Change one setting after the other, alternating between CLI and Automation API."""
+    stack = project.stack
     project.set("trainer.data.seed", 7)
     _run(lifecycle, project, "seed", "up", "automation")
+    lifecycle.nodes["resumed"] = engine_rehearsal.wait_for_nodes(lifecycle.world)
     if stack in ("aws", "azure"):
         project.set("job.env.NCCL_DEBUG", "WARN")
         _run(lifecycle, project, "environment", "up", "automation")
@@ -88,15 +120,33 @@ def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
         project.set("storage.size_gib", REFUSED_GIB[stack])
         _run(lifecycle, project, "refused", "up", "automation")
         project.set("storage.size_gib", LARGER_GIB[stack])
-    if stack in POOLS:
-        _autoscale(lifecycle.world, stack)
-        _run(lifecycle, project, "refresh-scaled", "refresh", "live_stack" if stack == "azure" else "automation")
-        _run(lifecycle, project, "scaled", "up", "automation")
-        lifecycle.num_nodes_after_scaling = simulated_autoscaler.size(_gpu_pool(world, stack))
-    _write_checkpoint(world)
-    _run(lifecycle, project, "destroy", "destroy", "cli")
-    _end(lifecycle, project, server)
-    return lifecycle
+
+
+def _scale_and_upgrade(lifecycle: Lifecycle, project: Project) -> None:
+    """Let the autoscaler grow the pool, then upgrade Kubernetes while the job runs."""
+    world, stack = lifecycle.world, project.stack
+    _autoscale(world, stack)
+    _run(lifecycle, project, "refresh-scaled", "refresh", "live_stack" if stack == "azure" else "automation")
+    _run(lifecycle, project, "scaled", "up", "automation")
+    lifecycle.num_nodes_after_scaling = simulated_autoscaler.size(_gpu_pool(world, stack))
+    project.set("cluster.kubernetes_version", engine_rehearsal.NEXT_VERSION)
+    _run(lifecycle, project, "upgrade", "up", "cli")
+    lifecycle.num_jobs_after_upgrade = len(training_jobs(world))
+
+
+def _live_again(lifecycle: Lifecycle, project: Project) -> None:
+    """Run `up` once more, on clouds without capacity at first, and destroy everything."""
+    project.set("storage.on_destroy", "delete")
+    if project.stack in POOLS:
+        project.set("gpu.nodes.min", 1)
+        lifecycle.world.faults.nodes_available = 0
+        _run(lifecycle, project, "no capacity", "up", "live_stack")
+        lifecycle.world.faults.nodes_available = None
+        failed = lifecycle.runs["no capacity"]
+        _record(lifecycle, "recovery", lambda: engine_rehearsal.recover(project, failed))
+    else:
+        _run(lifecycle, project, "up again", "up", "automation")
+    _run(lifecycle, project, "destroy again", "destroy", "cli")
 
 
 def run_with_faults(folder: Path, stack: str, kubeconfig: Path, positions: Sequence[int]) -> Lifecycle:
@@ -159,9 +209,17 @@ def spread_positions(total: int, num: int = 8) -> list[int]:
 
 
 def _run(lifecycle: Lifecycle, project: Project, name: str, verb: str, driver: str) -> None:
-    before = len(lifecycle.world.log)
-    lifecycle.runs[name] = project.run(verb, driver)  # type: ignore[arg-type]
-    lifecycle.logs[name] = lifecycle.world.log[before:]
+    _record(lifecycle, name, lambda: project.run(verb, driver))  # type: ignore[arg-type]
+
+
+def _record(lifecycle: Lifecycle, name: str, operation: Callable[[], Run]) -> None:
+    """Run an operation, and record what it changed and how long it took."""
+    world = lifecycle.world
+    before, start = len(world.log), world.now
+    run = operation()
+    lifecycle.runs[name], lifecycle.logs[name] = run, world.log[before:]
+    lifecycle.phases.append(Phase(name, len(world.resources), world.now - start, run.seconds))
+    lifecycle.nodes[name] = engine_rehearsal.num_gpu_nodes(world)
 
 
 def _restart(server: Server) -> None:
@@ -202,6 +260,10 @@ def _write_checkpoint(world: World) -> None:
 
 
 def _end(lifecycle: Lifecycle, project: Project, server: Server) -> None:
-    lifecycle.left = sorted((resource.type, resource.name) for resource in lifecycle.world.resources.values())
+    lifecycle.left_again = _existing(lifecycle.world)
     lifecycle.state_after_destroy = project.resources()
     threading.Thread(target=server.kill).start()
+
+
+def _existing(world: World) -> list[tuple[str, str]]:
+    return sorted((resource.type, resource.name) for resource in world.resources.values())

@@ -128,6 +128,20 @@ class Project:
         drivers = {"cli": self._run_cli, "automation": self._run_automation, "live_stack": self._run_live_stack}
         return drivers[driver](verb)
 
+    def command(self, *arguments: str, **environment: str) -> Run:
+        """Run a command of this repository, such as `python -m infra doctor`, in the project's folder."""
+        program = sys.executable if arguments[0] == "python" else arguments[0]
+        started = time.monotonic()
+        done = subprocess.run(
+            [program, *arguments[1:]],
+            cwd=self.work,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Run(done.returncode == 0, done.stdout + done.stderr, time.monotonic() - started)
+
     def export(self) -> str:
         """Return the exported state of the stack."""
         return self.pulumi("stack", "export", "--stack", self.stack).stdout
@@ -140,8 +154,7 @@ class Project:
     def _create_folder(self) -> None:
         """Copy the settings, because commands change them; link the code, because its bytecode is cached."""
         self.work.mkdir(parents=True)
-        for path in (ROOT / name for name in _LINKED):
-            (self.work / path.name).symlink_to(path)
+        self.link(ROOT)
         # An inline program does not know the project's folder, and copies the image's files below this repository.
         contexts, common = self.work / image.CONTEXTS, ROOT / image.CONTEXTS
         contexts.parent.mkdir()
@@ -149,6 +162,13 @@ class Project:
         contexts.symlink_to(common)
         for path in ROOT.glob("Pulumi*.yaml"):
             shutil.copy(path, self.work)
+
+    def link(self, root: Path) -> None:
+        """Let the project run the program of this folder, which may be of another commit."""
+        for name in _LINKED:
+            (self.work / name).unlink(missing_ok=True)
+            if (root / name).exists():
+                (self.work / name).symlink_to(root / name)
 
     def _run_cli(self, verb: Verb) -> Run:
         self._number += 1
@@ -164,16 +184,7 @@ class Project:
 
     def _run_live_stack(self, verb: Verb) -> Run:
         """Run `infra.automation` in a separate process; it prints text, so the run has no steps."""
-        started = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, verb, self.stack],
-            cwd=self.work,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return Run(done.returncode == 0, done.stdout + done.stderr, time.monotonic() - started)
+        return self.command("python", "-c", _SCRIPT, verb, self.stack)
 
     def _run_automation(self, verb: Verb) -> Run:
         """Run the repository's program inline, in this process, which has already imported the SDKs."""

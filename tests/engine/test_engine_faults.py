@@ -36,6 +36,6 @@ def test_a_refused_deletion_is_reported_and_the_next_destroy_leaves_nothing(faul
     assert "the service is busy, try again" in refused.output
     assert faults.runs["destroy"].ok, faults.runs["destroy"].output
     # EKS itself creates the log group of a deleted cluster again; `destroy` ends by naming it.
-    left = [resource for resource in faults.left if not resource[1].startswith("/aws/eks/")]
+    left = [resource for resource in faults.left_again if not resource[1].startswith("/aws/eks/")]
     assert left == [], "storage.on_destroy is delete: nothing may remain"
     assert faults.state_after_destroy == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -201,7 +202,12 @@ def test_operations_take_simulated_minutes_and_no_real_ones() -> None:
 
 
 def test_parallel_creates_overlap_and_are_not_ready_before_their_time() -> None:
-    world = slow_world()
+    all_three = threading.Barrier(3)
+
+    def meet(inputs: Inputs) -> None:
+        all_three.wait()
+
+    world = slow_world(lock_key=meet)
     ready: list[int] = []
     world.later(9, lambda: ready.append(len(world.ready(VPC))))
     world.later(10.5, lambda: ready.append(len(world.ready(VPC))))
@@ -254,7 +260,8 @@ def test_an_update_that_is_refused_at_its_end_changes_nothing() -> None:
 
 
 def test_operations_under_one_lock_are_refused_while_another_takes_its_time() -> None:
-    world = slow_world(lock_key=lambda inputs: "account")
+    both = threading.Barrier(2)
+    world = slow_world(lock_key=lambda inputs: "account" if inputs or both.wait() >= 0 else None)
 
     def create(name: str) -> str:
         try:
@@ -265,7 +272,7 @@ def test_operations_under_one_lock_are_refused_while_another_takes_its_time() ->
     with ThreadPoolExecutor() as pool:
         results = sorted(pool.map(create, ("one", "two")))
     assert results == ["ACTIVE", "OperationAborted: another operation on account is in progress"]
-    assert world.create(VPC, "three", {}).status == "ACTIVE", "the lock was not released"
+    assert world.create(VPC, "three", {"alone": True}).status == "ACTIVE", "the lock was not released"
 
 
 def test_a_stopped_provider_ends_what_is_in_progress() -> None:
