@@ -87,6 +87,7 @@ def run_lifecycle(folder: Path, stack: str, kubeconfig: Path) -> Lifecycle:
     _run(lifecycle, project, "preview", "preview", "cli")
     lifecycle.num_after_preview = len(world.resources)
     _run(lifecycle, project, "up", "up", "automation")
+    assert lifecycle.runs["up"].ok, lifecycle.runs["up"].output
     lifecycle.state, lifecycle.state_resources = project.export(), project.resources()
     lifecycle.nodes["pending"] = engine_rehearsal.wait_for_nodes(world)
     _run(lifecycle, project, "again", "up", "cli")

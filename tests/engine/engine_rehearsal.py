@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,14 @@ _NO_CLOUD = {
     "HTTP_PROXY": "http://127.0.0.1:9",
     "NO_PROXY": "127.0.0.1",
 }
+
+#: `python -m infra up --stack STACK --replace URN`, which finds its folder next to the code, in the project's folder.
+_RECOVER = """
+import sys
+from pathlib import Path
+from infra.automation import LiveStack
+LiveStack(sys.argv[1], folder=Path.cwd()).up(replace=sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,10 @@ def num_gpu_nodes(world: World) -> int:
 
 
 def recover(project: Project, failed: Run) -> Run:
-    """Run the command that a failed run printed, and answer its question with yes."""
-    found = re.findall(r"python -m infra up --stack \S+(?: --replace '[^']+')*", failed.output)
+    """Do what the command that a failed run printed does, without its question."""
+    found = re.findall(r"python -m infra up --stack \S+((?: --replace '[^']+')*)", failed.output)
     assert found, f"the failed run names no command: {failed.output}"
-    return project.command(*shlex.split(found[-1]), "--yes")
+    return project.command("python", "-c", _RECOVER, project.stack, *re.findall(r"'([^']+)'", found[-1]))
 
 
 def table(phases: Mapping[str, Sequence[Phase]]) -> list[str]:
