@@ -56,7 +56,7 @@ class Lifecycle:
     state_after_destroy: list[Mapping[str, object]] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)
-    num_jobs_after_upgrade: int = 0
+    jobs_after_upgrade: list[str] = field(default_factory=list)
     left_again: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ def _scale_and_upgrade(lifecycle: Lifecycle, project: Project) -> None:
     lifecycle.num_nodes_after_scaling = simulated_autoscaler.size(_gpu_pool(world, stack))
     project.set("cluster.kubernetes_version", engine_rehearsal.NEXT_VERSION)
     _run(lifecycle, project, "upgrade", "up", "cli")
-    lifecycle.num_jobs_after_upgrade = len(training_jobs(world))
+    lifecycle.jobs_after_upgrade = [job.name for job in training_jobs(world)]
 
 
 def _live_again(lifecycle: Lifecycle, project: Project) -> None:

@@ -287,4 +287,4 @@ def test_fault_positions_include_the_first_and_the_last_create() -> None:
     assert spread_positions(15) == [1, 3, 5, 7, 9, 11, 13, 15]
     assert spread_positions(117)[0] == 1
     assert spread_positions(117)[-1] == 117
-    assert num_creates("local") == 12
+    assert num_creates("local") == 11
