@@ -29,13 +29,8 @@ _BUILT_IN = (
     "batch",
     "policy",
     "networking.k8s.io",
-<<<<<<< HEAD
     "apiextensions.k8s.io",
     "storage.k8s.io",
-=======
-    "storage.k8s.io",
-    "apiextensions.k8s.io",
->>>>>>> cc23f27 (Serve storage classes in the simulated cluster)
     "helm.sh",
 )
 #: API groups that GKE serves.
