@@ -1,4 +1,4 @@
-"""The parts of a stack's life that a person meets besides `up`: doctor, idle nodes, an upgrade, missing capacity."""
+"""The parts of a stack's life that a user meets besides `up`: doctor, idle nodes, an upgrade, missing capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stack's life in the order in which a person meets it, beyond the tests of test_engine_lifecycle.py."""
+"""A stack's life in the order in which a user meets it, beyond the tests of test_engine_lifecycle.py."""
 
 from __future__ import annotations
 
