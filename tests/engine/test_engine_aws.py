@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import simulated_autoscaler
 from engine_lifecycle import POOLS, open_project
 from engine_runs import Project, Run
 from engine_world import World
@@ -15,7 +16,10 @@ GROUP, NAME = POOLS["aws"]
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory, kubeconfig: Path) -> tuple[World, Project]:
     """Return a new stack for all tests of this module: each continues from the state that the last one left."""
-    world, _, project = open_project(tmp_path_factory.mktemp("aws"), "aws", kubeconfig)
+    with pytest.MonkeyPatch.context() as patch:
+        # These tests choose the number of nodes themselves.
+        patch.setattr(simulated_autoscaler, "start", lambda world: None)
+        world, _, project = open_project(tmp_path_factory.mktemp("aws"), "aws", kubeconfig)
     project.set("gpu.nodes.min", 1)
     project.set("gpu.nodes.max", 4)
     return world, project
