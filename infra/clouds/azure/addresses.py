@@ -18,6 +18,14 @@ _RESERVED = ("169.254.0.0/16", "172.30.0.0/16", "172.31.0.0/16", "192.0.2.0/24")
 #: Addresses that never arrive from the internet.
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 
+#: The private DNS zone of each kind of endpoint (Azure Private Link, DNS zone values).
+PRIVATE_ZONES: Mapping[str, str] = {
+    "blob": "privatelink.blob.core.windows.net",
+    "dfs": "privatelink.dfs.core.windows.net",
+    "registry": "privatelink.azurecr.io",
+    "grafana": "privatelink.grafana.azure.com",
+    "amlworkspace": "privatelink.api.azureml.ms",
+}
 
 _SUBNET = (
     r"^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/virtualNetworks/[^/]+/subnets/[^/]+$"

@@ -9,17 +9,8 @@ import pulumi
 from pulumi_azure_native import network as vnets
 from pulumi_azure_native import privatedns, resources
 
-from infra.clouds.azure.addresses import ExistingNetwork
+from infra.clouds.azure.addresses import PRIVATE_ZONES, ExistingNetwork
 from infra.clouds.azure.settings import Settings
-
-#: The private DNS zone of each kind of endpoint (Azure Private Link, DNS zone values).
-_ZONES: Mapping[str, str] = {
-    "blob": "privatelink.blob.core.windows.net",
-    "dfs": "privatelink.dfs.core.windows.net",
-    "registry": "privatelink.azurecr.io",
-    "grafana": "privatelink.grafana.azure.com",
-    "amlworkspace": "privatelink.api.azureml.ms",
-}
 
 
 @dataclass(frozen=True)
@@ -242,7 +233,7 @@ def private_endpoint(
     group = network.resource_group.name
     zone = privatedns.PrivateZone(
         f"{name}-{kind}-zone",
-        private_zone_name=_ZONES[kind],
+        private_zone_name=PRIVATE_ZONES[kind],
         resource_group_name=group,
         location="global",
         tags=tags,

@@ -36,6 +36,7 @@ def checks(context: Context) -> list[Check]:
         "quota": queries.quota,
         "reservation": queries.reservation,
         "addresses": queries.overlaps,
+        "existing network": queries.existing_network,
     }
     with_cause = explained(lambda error: explain(error, arm))
     first = Check(_CREDENTIALS, with_cause(queries.credentials))

@@ -147,8 +147,16 @@ PUSH = Cause(
     "az role assignment create --role AcrPush --assignee <you> --scope <registry>, then: pulumi up",
     errors=("failed to fetch oauth token",),
 )
+EXISTING_NETWORK = Cause(
+    "azure-existing-network",
+    "with `network.existing`: `SubnetIsDelegated`, `InsufficientSubnetSize`, or zones with `overlapping namespaces`",
+    "a subnet lacks a NAT gateway, a delegation, a rule or free addresses, or the VNet has a zone of the same name",
+    "{fix}",
+    guide="python -m infra doctor names the subnet and the `az` command for each",
+    errors=("SubnetIsDelegated", "InsufficientSubnetSize", "overlapping namespaces"),
+)
 CAUSES = (
     CREDENTIALS, SUBSCRIPTION, ACCOUNT, DENIED, ROLES, UNREACHABLE, PROVIDER, FEATURE, OFFER, QUOTA, CAPACITY,
     RESERVATION, OVERLAP, PRIVATE, NODES_BLOCKED, FORBIDDEN, BUSY, DRAIN, VERSION,
-    PUSH,
+    PUSH, EXISTING_NETWORK,
 )  # fmt: skip

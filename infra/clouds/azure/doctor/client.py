@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
@@ -76,6 +77,16 @@ class Arm:
                 return
             page = self._send(HttpRequest("GET", str(next_link)))
 
+    def allows(self, scope: str, action: str) -> bool:
+        """Return whether these credentials may do `action` at a scope.
+
+        Each entry is one role's permissions: what it allows less what it excludes.
+        """
+        return any(
+            _matches(action, item["actions"]) and not _matches(action, item.get("notActions", ()))
+            for item in self.list_all(f"{scope}/providers/Microsoft.Authorization/permissions", "2022-04-01")
+        )
+
     def _send(self, request: Any) -> Mapping[str, Any]:
         # Tokens are sent over TLS only; plain HTTP is for loopback, as in tests.
         https = self._endpoint.startswith("https")
@@ -83,6 +94,11 @@ class Arm:
         response.raise_for_status()
         body: Mapping[str, Any] = response.json()
         return body
+
+
+def _matches(action: str, patterns: Sequence[str]) -> bool:
+    """Return whether one of a role's patterns, in which * stands for any text, matches an action."""
+    return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
 
 
 def chosen_subscription(values: Mapping[str, str]) -> str:

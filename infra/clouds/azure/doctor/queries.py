@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from http import HTTPStatus
 from ipaddress import IPv4Network
 from typing import Any
 
 from infra import catalog
 from infra.clouds.azure import versions
+from infra.clouds.azure.doctor import networks
 from infra.clouds.azure.doctor.causes import (
     ACCOUNT,
     FEATURE,
@@ -72,15 +72,10 @@ class Queries:
         return ok(f"{len(needed)} registered")
 
     def roles(self) -> Finding:
-        """Check that these credentials may assign roles, which `up` does for the cluster, the trainer and the registry.
-
-        Each entry is one role's permissions: what it allows less what it excludes.
-        """
+        """Check that these credentials may assign roles, which `up` does for cluster, trainer and registry."""
         action = "Microsoft.Authorization/roleAssignments/write"
-        path = f"{self.arm.root}/providers/Microsoft.Authorization/permissions"
-        for item in self.arm.list_all(path, "2022-04-01"):
-            if _matches(action, item["actions"]) and not _matches(action, item.get("notActions", ())):
-                return ok("these credentials may assign roles")
+        if self.arm.allows(self.arm.root, action):
+            return ok("these credentials may assign roles")
         return problem(ROLES, f"no role that allows {action}", subscription=self.arm.subscription)
 
     def features(self) -> Finding | list[Finding]:
@@ -196,9 +191,13 @@ class Queries:
             return problem(RESERVATION, result, fix=f"pulumi config set --path gpu.nodes.desired {count}; or {choose}")
         return ok(result)
 
+    def existing_network(self) -> Finding | list[Finding]:
+        """Check the network that the stack uses and does not create."""
+        return networks.existing_network(self.arm, self.settings, is_up=bool(self.context.outputs))
+
     def overlaps(self) -> Finding:
         """Look for VNets that overlap the stack's, with which it could not be peered."""
-        if self.context.outputs:
+        if self.context.outputs or self.settings.network.existing:
             return skipped("the stack has its network")
         mine = IPv4Network(self.settings.network.cidr)
         taken = [
@@ -215,11 +214,6 @@ class Queries:
         # Separate networks may use the same addresses; only networks to be connected must not.
         result = f"{mine} overlaps {', '.join(overlapping)}; harmless unless they are connected"
         return Finding("ok", result, OVERLAP.format_fix({"free": free}), OVERLAP.key)
-
-
-def _matches(action: str, patterns: Sequence[str]) -> bool:
-    """Return whether one of a role's patterns, in which * stands for any text, matches an action."""
-    return any(fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
 
 
 def _or_none(names: Sequence[str]) -> str:
