@@ -16,14 +16,14 @@ _DOCA_DRIVER = "doca3.4.1-26.04-1.1.0.0-1"
 _VIRTUAL_FUNCTIONS = ("101c", "101e")
 
 
-def efa_device_plugin(tolerations: Sequence[Toleration], registry: str | None = None) -> ChartRequest:
+def efa_device_plugin(tolerations: Sequence[Toleration], repository: str | None = None) -> ChartRequest:
     """Return the EFA device plugin; without tolerations its pods cannot run on a tainted pool.
 
-    `registry` replaces the chart's, which nodes of another partition than AWS's commercial one cannot read.
+    `repository` replaces the chart's image, which only nodes of the cloud's commercial partition can pull.
     """
     values: dict[str, object] = {"tolerations": [item.manifest for item in tolerations]}
-    if registry:
-        values["image"] = {"repository": f"{registry}/eks/aws-efa-k8s-device-plugin"}
+    if repository:
+        values["image"] = {"repository": repository}
     return ChartRequest("efa-device-plugin", values)
 
 

@@ -14,7 +14,7 @@ from provider_mocks.recording import PROJECT, ROOT, Recording, record, stack_con
 
 from infra import clouds, stack
 from infra.addons import charts
-from infra.config.settings import StackSettings
+from infra.config.settings import ManagedStackSettings, StackSettings
 from infra.contract import GPU_LABEL, GPU_TAINT, Cluster
 from workloads.settings import SECTIONS
 
@@ -133,6 +133,11 @@ def test_every_requested_chart_is_in_the_pinned_table(provisioned: Provisioned) 
     cluster = provisioned.cluster
     requested = [request for request in (cluster.gpu.chart, cluster.fabric.chart, *cluster.charts) if request]
     assert {request.key for request in requested} <= set(charts.table())
+
+
+def test_a_cluster_that_this_project_creates_has_disks_for_prometheus(provisioned: Provisioned) -> None:
+    if isinstance(provisioned.settings, ManagedStackSettings):
+        assert provisioned.cluster.disk_class, "without a storage class Prometheus loses its series with its node"
 
 
 def test_the_checkpoints_are_in_the_bucket(provisioned: Provisioned) -> None:

@@ -22,11 +22,11 @@ from infra.contract import GPU_LABEL, GPU_TAINT, ChartRequest, Cluster, Fabric, 
 #: The share of a node's memory that a pod may use; system pods, huge pages and kubelet need the rest.
 _MEMORY_SHARE = 0.8
 
-#: The registries of EKS in GovCloud, whose nodes cannot read those of the commercial partition: `accountsByRegion` in
+#: The plugin's image in GovCloud, whose nodes cannot pull from the commercial partition: `accountsByRegion` in
 #: amazon-eks-ami, nodeadm/internal/aws/ecr/ecr.go.
-_GOVCLOUD_REGISTRIES = {
-    "us-gov-east-1": "151742754352.dkr.ecr.us-gov-east-1.amazonaws.com",
-    "us-gov-west-1": "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com",
+_GOVCLOUD_EFA_PLUGINS = {
+    "us-gov-east-1": "151742754352.dkr.ecr.us-gov-east-1.amazonaws.com/eks/aws-efa-k8s-device-plugin",
+    "us-gov-west-1": "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com/eks/aws-efa-k8s-device-plugin",
 }
 
 
@@ -75,7 +75,7 @@ def fabric(settings: Settings) -> Fabric:
         rdma=True,
         image_target="aws",
         expected_log="NET/OFI Selected provider is efa",
-        chart=efa_device_plugin((GPU_TAINT,), _GOVCLOUD_REGISTRIES.get(settings.region)),
+        chart=efa_device_plugin((GPU_TAINT,), _GOVCLOUD_EFA_PLUGINS.get(settings.region)),
     )
 
 

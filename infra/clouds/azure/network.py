@@ -156,7 +156,7 @@ class PrivateNetwork(EndpointNetwork):
             tags=self._settings.labels,
             opts=self._child,
         )
-        self.outbound_range = pulumi.Output.concat(address.ip_address, "/32")
+        self.outbound_range = address.ip_address.apply(lambda ip: f"{ip}/32")
         return vnets.NatGateway(
             f"{self._name}-nat",
             resource_group_name=self.resource_group.name,

@@ -15,6 +15,9 @@ from infra.clouds.azure.storage import ObjectStore, SharedStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, ChartRequest, Cluster, Fabric, GpuPool
 
+#: AKS creates this class in every cluster, for standard SSDs that are deleted with their claim.
+_DISK_CLASS = "managed-csi"
+
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
     """Create network, cluster, storage, registry and monitoring, each after what it depends on."""
@@ -47,6 +50,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
         registry=registry.facts,
         labels=settings.labels,
         commands=commands,
+        disk_class=_DISK_CLASS,
         before_operators=(cluster.managed, cluster.provider),
         before_workloads=(cluster.gpu_pool, namespace, *shared.ready, *objects.ready, *registry.ready),
     )

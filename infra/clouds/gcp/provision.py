@@ -20,6 +20,9 @@ from infra.clouds.gcp.storage import CHECKPOINTS, DATASETS, TrainingStorage
 from infra.components.namespace import training_namespace
 from infra.contract import GPU_LABEL, Cluster, GpuPool
 
+#: GKE creates this class in every cluster, for balanced persistent disks that are deleted with their claim.
+_DISK_CLASS = "standard-rwo"
+
 
 def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None = None) -> Cluster:
     """Create a VPC with a GKE cluster, its storage, registry and monitoring."""
@@ -52,6 +55,7 @@ def provision(name: str, settings: Settings, opts: pulumi.ResourceOptions | None
             "registry_login": f"gcloud auth configure-docker {registry.server}",
             "upload_data": pulumi.Output.concat("gcloud storage rsync --recursive <folder> ", bucket, f"/{DATASETS}"),
         },
+        disk_class=_DISK_CLASS,
         before_operators=(cluster.system_nodes,),
         before_workloads=(cluster.gpu_nodes, namespace, storage, registry, *tcpx),
     )
