@@ -139,9 +139,11 @@ def test_lustre_grows_in_place_and_is_replaced_to_shrink(world: World) -> None:
 
 def test_the_bounds_of_a_pool_must_include_its_current_size(world: World) -> None:
     kind = "aws:eks/nodeGroup:NodeGroup"
-    world.add(kind, "gpu", {"scalingConfig": {"minSize": 0, "desiredSize": 2, "maxSize": 2}})
+    world.add("aws:eks/cluster:Cluster", "eks", {"name": "eks", "version": "1.35"})
+    own = {"clusterName": "eks", "version": "1.35"}
+    world.add(kind, "gpu", {**own, "scalingConfig": {"minSize": 0, "desiredSize": 2, "maxSize": 2}})
     with pytest.raises(Refused, match="desired capacity 2 is outside the new bounds"):
-        world.update(kind, "gpu", {"scalingConfig": {"minSize": 3, "desiredSize": 2, "maxSize": 4}})
+        world.update(kind, "gpu", {**own, "scalingConfig": {"minSize": 3, "desiredSize": 2, "maxSize": 4}})
 
 
 @pytest.mark.parametrize(
