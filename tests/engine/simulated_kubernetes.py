@@ -167,7 +167,11 @@ def _require_free_nodes(world: World, inputs: Inputs) -> None:
     if (at(inputs, "metadata.labels") or {}).get(label) != "netcheck" or "parallelism" not in inputs.get("spec", {}):
         return
     for other in world.resources.values():
-        if other.type.endswith(_TRAININGS) and (at(other.inputs, "metadata.labels") or {}).get(label) == "training":
+        if (
+            other.type.endswith(_TRAININGS)
+            and other.status == "ACTIVE"
+            and (at(other.inputs, "metadata.labels") or {}).get(label) == "training"
+        ):
             raise Refused(f"timed out waiting for the condition: pods are pending, as {other.name} owns their nodes")
 
 

@@ -11,6 +11,7 @@ import engine_lifecycle
 import pytest
 from engine_lifecycle import POOLS, open_project
 from engine_runs import ROOT, Run
+from simulated_jobs import finish_jobs
 
 #: The last commit before names, networks and pools changed in "First contact". The old program itself runs, from the
 #: history of this repository: an exported state would not show what its program registers, and a megabyte of it per
@@ -57,6 +58,8 @@ def upgraded(
     world.is_lenient = True
     before = project.run("up")
     world.is_lenient = False
+    # The guide stops runs first: the older program's budget lets no drain through, and new node settings drain nodes.
+    finish_jobs(world)
     project.link(ROOT)
     after = project.run("up")
     server.kill()
