@@ -8,17 +8,13 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_gcp as gcp
 
-from infra.clouds.gcp.addresses import ExistingNetwork
+from infra.clouds.gcp.addresses import MTU_BYTES, ExistingNetwork
 from infra.clouds.gcp.settings import NUM_FABRIC_NETWORKS, Settings
 
 #: Names of the subnet's secondary ranges.
 PODS, SERVICES = "pods", "services"
 #: Names of GPUDirect-TCPX's networks in logical names and in Kubernetes.
 FABRIC_NETWORK_NAMES = [f"fabric{number}" for number in range(1, NUM_FABRIC_NETWORKS + 1)]
-
-#: The largest packet that GPUDirect-TCPX divides into whole memory pages; NCCL over TCP gains from large packets too.
-#: https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx
-MTU_BYTES = 8244
 
 #: Ports of the operators' webhooks. GKE opens only 443 and 10250 for the API server, and an unreachable webhook rejects
 #: every job: https://cloud.google.com/kubernetes-engine/docs/how-to/private-clusters#add_firewall_rules

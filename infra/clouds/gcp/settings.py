@@ -257,6 +257,7 @@ class Settings(ManagedStackSettings):
         if self.network.existing:
             owned = ("network.cidr", "network.pods_cidr", "network.services_cidr")
             yield from find_unused(self, owned, "a range of the stack's own network, and network.existing is set")
+            yield from self.network.existing.problems()
         else:
             yield from self._address_problems()
         yield from self._control_plane_problems()

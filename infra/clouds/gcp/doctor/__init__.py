@@ -32,6 +32,7 @@ def checks(context: Context) -> list[Check]:
         "machine type": queries.offer,
         "quota": queries.quota,
         "reservation": queries.reservation,
+        "existing network": queries.existing_network,
         "bucket": queries.bucket,
     }
     with_cause = explained(lambda error: explain(error, settings.gcp_project))

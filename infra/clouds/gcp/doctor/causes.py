@@ -104,7 +104,17 @@ PLUGIN = Cause(
     "gcloud components install gke-gcloud-auth-plugin (or the package google-cloud-cli-gke-gcloud-auth-plugin)",
     errors=("gke-gcloud-auth-plugin not found",),
 )
+EXISTING_NETWORK = Cause(
+    "gcp-existing-network",
+    "with `network.existing`: nodes never join the cluster, `IP_SPACE_EXHAUSTED`, or Filestore has no range",
+    "the subnet lacks Cloud NAT, Private Google Access, a secondary range or free addresses, or the VPC its connection"
+    " for services",
+    "{fix}",
+    guide="python -m infra doctor names what is missing and the `gcloud` command for each",
+    errors=("IP_SPACE_EXHAUSTED",),
+)
 CAUSES = (
     CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, VERSION,
     DRIVER, MAINTENANCE, OFFER, QUOTA, CAPACITY, RESERVATION, BUCKET,
+    EXISTING_NETWORK,
 )  # fmt: skip

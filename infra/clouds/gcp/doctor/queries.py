@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from infra.clouds.gcp.credentials import CLUSTER_APIS, JOB_APIS
+from infra.clouds.gcp.doctor import networks
 from infra.clouds.gcp.doctor.causes import (
     BILLING,
     BUCKET,
@@ -153,8 +154,9 @@ class Queries:
         of_project = _quotas(self.rest.get("compute", f"compute/v1/projects/{project}"))
         needed = gpu.nodes.max * self.settings.gpus_per_node
         requests = [(metric, of_region, needed), (_ALL_GPUS_QUOTA, of_project, needed)]
-        if not self.context.outputs:
-            requests.append(("NETWORKS", of_project, 1 + (NUM_FABRIC_NETWORKS if self.settings.tcpx else 0)))
+        num_networks = int(self.settings.network.existing is None) + (NUM_FABRIC_NETWORKS if self.settings.tcpx else 0)
+        if num_networks and not self.context.outputs:
+            requests.append(("NETWORKS", of_project, num_networks))
         own = gpu.nodes.min * self.settings.gpus_per_node if self.context.outputs else 0
         findings = []
         for name, table, count in requests:
@@ -193,6 +195,10 @@ class Queries:
         if not self.context.outputs and free < gpu.nodes.desired:
             return problem(RESERVATION, result, fix=f"pulumi config set --path gpu.nodes.desired {free}; or {choose}")
         return ok(result)
+
+    def existing_network(self) -> Finding | list[Finding]:
+        """Check the network that the stack uses and does not create."""
+        return networks.existing_network(self.rest, self.settings, is_up=bool(self.context.outputs))
 
     def bucket(self) -> Finding:
         """Check that the checkpoint bucket exists; before `up` its name, which has a random suffix, is not known."""
