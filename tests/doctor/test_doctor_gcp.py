@@ -110,6 +110,13 @@ def test_tcpx_needs_four_additional_networks(google: Recorded, context: Contexts
     assert [item.result for item in found if item.status == "problem"] == ["NETWORKS: 5, 2 in use, 5 needed"]
 
 
+@pytest.mark.usefixtures("google")
+def test_a_stack_in_an_existing_network_needs_no_quota_of_networks(context: Contexts) -> None:
+    names = {"network": "shared", "subnetwork": "gpus", "pods_range": "pods", "services_range": "services"}
+    found = findings(context("gcp", {"network.existing": names}), "quota")
+    assert not [item for item in found if item.result.startswith("NETWORKS")]
+
+
 def test_a_zone_without_the_machine_type_is_reported_with_a_zone_that_offers_it(
     google: Recorded, context: Contexts
 ) -> None:

@@ -50,6 +50,9 @@ def test_the_api_server_lets_the_nodes_in(made: Recording) -> None:
             {"existing": {**IDS, "endpoints_subnet_id": IDS["endpoints_subnet_id"].replace("hub", "spoke")}},
             "network.existing.endpoints_subnet_id",
         ),
+        ({"pods_cidr": "10.9.0.0/16"}, "network.pods_cidr"),
+        ({"pods_cidr": "10.240.0.0/24"}, "network.pods_cidr"),
+        ({"services_cidr": "172.30.0.0/20"}, "network.services_cidr"),
     ],
 )
 def test_what_contradicts_the_existing_network_is_refused(changes: dict[str, object], key: str) -> None:

@@ -48,6 +48,11 @@ def test_ranges_of_another_network_are_refused() -> None:
     assert "network.existing is set" in str(problems["network.cidr"])
 
 
+def test_pods_and_services_need_a_range_each() -> None:
+    problems = find_problems({"network.existing": {**NAMES, "services_range": "pods"}})
+    assert "the range of the pods" in str(problems["network.existing.services_range"])
+
+
 def test_a_missing_name_is_reported() -> None:
     assert set(find_problems({"network.existing.network": "shared"})) >= {"network.existing.subnetwork"}
 

@@ -108,6 +108,7 @@ class Network(NetworkSettings):
             keys, message = ("cidr", "nodes_cidr", "netapp_cidr", "endpoints_cidr"), "not a key of network.existing"
             yield from find_unused(self, keys, message, prefix="network.")
             yield from self.existing.problems(num_nodes)
+            yield from _range_problems(self, num_nodes)
             yield from _private_ranges(self.authorized_cidrs)
             return
         # An eighth must have room for NetApp's /28, half for the nodes and the five addresses that Azure reserves.
@@ -141,15 +142,19 @@ def _subnet_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
 
 
 def _range_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
-    """Yield problems among the ranges of the VNet, the pods and the services."""
-    pods, services = "network.pods_cidr", "network.services_cidr"
-    ranges = {"network.cidr": network.cidr, pods: network.pods_cidr, services: network.services_cidr}
+    """Yield problems among the ranges of the VNet, of an existing one only the nodes', the pods and the services."""
+    pods, services, existing = "network.pods_cidr", "network.services_cidr", network.existing
+    outer = {"network.existing.nodes_cidr": existing.nodes_cidr} if existing else {"network.cidr": network.cidr}
+    ranges = outer | {pods: network.pods_cidr, services: network.services_cidr}
     purpose = f"a /24 for each of {num_nodes} nodes"
     size_problems = {pods: checks.holds(pods, network.pods_cidr, 256 * num_nodes, purpose, 0)}
     for number, (key, cidr) in enumerate(list(ranges.items())):
         earlier = dict(list(ranges.items())[:number])
         problems = [*_reserved(key, cidr), *_overlaps(key, cidr, earlier), *size_problems.get(key, ())]
-        if problems:
+        if problems and existing and key in outer:
+            # The range is that of a subnet, which another value does not move.
+            yield replace(problems[0], fix=fix_by_setting(key.replace("nodes_cidr", "nodes_subnet_id"), "<another>"))
+        elif problems:
             prefix = min(IPv4Network(cidr).prefixlen, _prefix(256 * num_nodes) if key == pods else 32)
             others = [other for name, other in ranges.items() if name != key]
             ranges[key], problem = _move(problems[0], prefix, "10.0.0.0/8", others)
