@@ -32,6 +32,7 @@ EXISTING = {
     "endpoints_subnet_id": IDS["endpoints"].replace("/endpoints", "/Endpoints"),
     "outbound_cidr": "203.0.113.10/32",
 }
+SUBNET_IDS = (EXISTING["nodes_subnet_id"], EXISTING["endpoints_subnet_id"])
 
 
 class Hub:
@@ -46,7 +47,7 @@ class Hub:
         self.location = "eastus"
         self.used = dict.fromkeys(RANGES, 0)
         self.links: list[str] = []
-        self.actions = ["*"]
+        self.actions = self.vnet_actions = ["*"]
         recorded.put(GATEWAY, {"properties": {"publicIpAddresses": [{"id": ADDRESS}]}})
         recorded.put(ADDRESS, {"properties": {"ipAddress": "203.0.113.10"}})
 
@@ -59,8 +60,9 @@ class Hub:
         usages = [{"id": IDS[name], "limit": float(limits[name]), "currentValue": float(self.used[name])}
                   for name in RANGES]  # fmt: skip
         self.recorded.put(f"{VNET}/usages", {"value": usages})
-        permissions = f"{IDS['nodes']}/providers/Microsoft.Authorization/permissions"
-        self.recorded.put(permissions, {"value": [{"actions": self.actions, "notActions": []}]})
+        for scope, actions in ((VNET, self.vnet_actions), *((identifier, self.actions) for identifier in SUBNET_IDS)):
+            roles = {"value": [{"actions": actions, "notActions": []}]}
+            self.recorded.put(f"{scope}/providers/Microsoft.Authorization/permissions", roles)
 
         def graph(_: Mapping[str, str], body: bytes) -> tuple[int, object]:
             assert f"=~ '{VNET}'" in json.loads(body)["query"]
@@ -266,6 +268,10 @@ def test_a_reader_of_the_hub_may_not_join_it(hub: Hub, context: Contexts) -> Non
     [found] = check(context, hub)
     assert "Microsoft.Authorization/roleAssignments/write in hub" in found.result
     assert "--role 'User Access Administrator'" in found.fix
+    hub.actions, hub.vnet_actions = ["*"], ["*/read"]
+    [found] = check(context, hub)
+    assert "virtualNetworks/join/action in hub" in found.result, "a role on subnets does not admit a link of a zone"
+    assert f"--role 'Network Contributor' --scope {VNET}" in found.fix
 
 
 def test_other_dns_servers_get_a_hint(hub: Hub, context: Contexts) -> None:

@@ -20,11 +20,12 @@ _VERSION = "2024-05-01"
 _GRAPH = "/providers/Microsoft.ResourceGraph/resources?api-version=2022-10-01"
 _LINKS = "microsoft.network/privatednszones/virtualnetworklinks"
 _NETAPP = "Microsoft.NetApp/volumes"
-#: What `up` does in the VNet, beyond the stack's resource group: the control plane's role, endpoints, DNS links.
-_ACTIONS = (
-    "Microsoft.Authorization/roleAssignments/write",
-    "Microsoft.Network/virtualNetworks/join/action",
-    "Microsoft.Network/virtualNetworks/subnets/join/action",
+#: What `up` does outside the stack's resource group, and where: it gives the control plane a role on the nodes' subnet,
+#: puts nodes and endpoints into subnets, and links DNS zones to the VNet.
+_ACTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Microsoft.Authorization/roleAssignments/write", ("nodes_subnet_id",)),
+    ("Microsoft.Network/virtualNetworks/subnets/join/action", ("nodes_subnet_id", "endpoints_subnet_id")),
+    ("Microsoft.Network/virtualNetworks/join/action", ("vnet_id",)),
 )
 #: The largest prefix of NetApp's subnet: https://learn.microsoft.com/azure/azure-netapp-files/azure-netapp-files-delegate-subnet
 _NETAPP_PREFIX = 28
@@ -230,8 +231,8 @@ class _Network:
 
     def new_problems(self) -> Iterator[Result]:
         """Yield what stops `up` in a VNet of others: missing permissions, and a linked zone of the same name."""
-        for action in _ACTIONS:
-            if not self.arm.allows(self.existing.nodes_subnet_id, action):
+        for action, scopes in _ACTIONS:
+            if not all(self.arm.allows(getattr(self.existing, scope), action) for scope in scopes):
                 role = "User Access Administrator" if "roleAssignments" in action else "Network Contributor"
                 fix = f"az role assignment create --assignee <you> --role '{role}' --scope {self.existing.vnet_id}"
                 yield f"these credentials may not do {action} in {self.vnet['name']}", fix
