@@ -248,7 +248,7 @@ def test_the_control_planes_interfaces_are_found_by_their_description(account: C
     ec2 = account("ec2", region_name="us-east-2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
-    names = [CLUSTER, f"{CLUSTER}-0a1b2c3d", f"{CLUSTER}-training"]
+    names = [CLUSTER, f"{CLUSTER}-0a1b2c3", f"{CLUSTER}-training"]
     cards = [ec2.create_network_interface(SubnetId=subnet, Description=f"Amazon EKS {name}") for name in names]
     context = read_context("aws", {"aws:region": "us-east-2"})
     (query,) = (item for item in orphans.searches(context) if item.kind == "network interface")

@@ -6,10 +6,15 @@ import importlib
 import inspect
 import json
 import re
+from fnmatch import fnmatchcase
 
 import pytest
-from aws_stack import ADDON, EKS, RELEASE, Run, addons_by_name
+from aws_stack import ADDON, EKS, RELEASE, Run, addons_by_name, settings_of
 from provider_mocks.recording import PROJECT
+
+from infra.clouds.aws import naming
+from infra.clouds.aws.doctor.clients import open_clients
+from infra.clouds.aws.orphans.owner import Owner
 
 
 def test_the_control_plane_is_private_until_ranges_are_authorised(stack: Run) -> None:
@@ -65,6 +70,18 @@ def test_the_stack_creates_every_log_group_with_a_retention(stack: Run) -> None:
     writer = recording.one(ADDON, "aws-monitoring-cloudwatch")
     assert all(recording.needs(writer, item) for name, item in groups.items() if "containerinsights" in name)
     assert recording.needs(recording.one(EKS), groups[f"/aws/eks/{cluster}/cluster"])
+
+
+@pytest.mark.parametrize("project", ["torchrec-cloud", "a" * 100])
+def test_the_search_for_leftovers_knows_the_name_that_a_new_cluster_gets(stack: Run, project: str) -> None:
+    (name,) = {item.inputs["name"] for item in stack("aws").of_type(EKS)}
+    if project != PROJECT:
+        name = naming.with_key(naming.base_name(project, "aws"), "0a1b2c3d-12ab-34cd-56ef-1234567890ab")
+    owner = Owner(open_clients("us-west-2"), settings_of({}).model_copy(update={"project": project}))
+    assert len(name) <= 100, "EKS allows no longer name"
+    assert owner.is_cluster(name), "`destroy` would report that nothing is left"
+    assert any(fnmatchcase(name, pattern) for pattern in owner.cluster_patterns)
+    assert not owner.is_cluster(f"{name}-training")
 
 
 def test_all_addons_are_installed_and_those_that_call_aws_have_an_identity(stack: Run) -> None:

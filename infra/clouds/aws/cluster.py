@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pulumi_eks as eks
 import pulumi_kubernetes as k8s
 
 from infra import tunnel
-from infra.clouds.aws import live
+from infra.clouds.aws import live, naming
 from infra.clouds.aws.bastion import Bastion
 from infra.clouds.aws.identity import NODES, PODS, ServiceRole, Statement, managed_policy
 from infra.clouds.aws.network import Network
@@ -24,11 +23,6 @@ from infra.clouds.aws.settings import Settings
 AUTOSCALER_ACCOUNT = "cluster-autoscaler"
 
 _LOG_TYPES = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
-
-
-def cluster_name(project: str, name: str) -> str:
-    """Return the cluster's name without the suffix that `_choose_name` adds."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", f"{project}-{name}")[:92]
 
 
 class EksCluster(pulumi.ComponentResource):
@@ -53,7 +47,7 @@ class EksCluster(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:Cluster", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        self._base_name = cluster_name(settings.project, name.removesuffix("-cluster"))
+        self._base_name = naming.base_name(settings.project, name.removesuffix("-cluster"))
         running = live.find_version(self._base_name)
         if running:
             live.require_possible_upgrade(settings.stack, running, settings.cluster.kubernetes_version)
@@ -163,7 +157,7 @@ class EksCluster(pulumi.ComponentResource):
         """
         if live.cluster_exists(self._base_name):
             return pulumi.Output.from_input(self._base_name)
-        return self.key.key_id.apply(lambda key_id: f"{self._base_name}-{key_id[:7]}")
+        return self.key.key_id.apply(lambda key_id: naming.with_key(self._base_name, key_id))
 
     def _create_control_plane(self, network: Network) -> eks.Cluster:
         """Create the control plane in the private subnets; only authorised ranges can reach it from outside."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.clouds.aws import naming
 from infra.clouds.aws.settings import UNSUPPORTED_ZONES, Settings
 
 
@@ -56,7 +56,7 @@ def find_scaling(cluster_base_name: str, group: str) -> Scaling | None:
     """
     for cluster in _find_clusters(cluster_base_name):
         names = aws.eks.get_node_groups(cluster_name=cluster).names
-        for name in _matching(names, rf"{re.escape(group)}-[0-9a-f]{{7}}"):
+        for name in (name for name in names if re.fullmatch(rf"{re.escape(group)}-[0-9a-f]{{7}}", name)):
             found = aws.eks.get_node_group(cluster_name=cluster, node_group_name=name)
             if found.status != "DELETING" and found.scaling_configs:
                 scaling = found.scaling_configs[0]
@@ -108,9 +108,5 @@ def plan_scaling(bounds: tuple[int, int], start: int, live: Scaling | None, stac
 
 
 def _find_clusters(base_name: str) -> list[str]:
-    """Return the clusters of this name, without a suffix or with the suffix of `EksCluster`."""
-    return _matching(aws.eks.get_clusters().names, rf"{re.escape(base_name)}(-[0-9a-f]{{7}})?")
-
-
-def _matching(names: Sequence[str], pattern: str) -> list[str]:
-    return [name for name in names if re.fullmatch(pattern, name)]
+    """Return the clusters that the stack has, of which one may be in deletion."""
+    return [name for name in aws.eks.get_clusters().names if naming.is_cluster(base_name, name)]

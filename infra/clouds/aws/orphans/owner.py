@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from infra.clouds.aws import naming
 from infra.clouds.aws.doctor.clients import Clients
 from infra.clouds.aws.settings import Settings, price_table
 
@@ -44,16 +44,16 @@ class Owner:
     @property
     def cluster(self) -> str:
         """Return the cluster's name without its suffix, which clusters of earlier versions of this program lack."""
-        return re.sub(r"[^A-Za-z0-9-]", "-", f"{self.settings.project}-{self.settings.stack}")[:91]
+        return naming.base_name(self.settings.project, self.settings.stack)
 
     @property
     def cluster_patterns(self) -> list[str]:
         """Return the cluster's possible names as EC2's filters match them; `is_cluster` decides."""
-        return [self.cluster, f"{self.cluster}-????????"]
+        return naming.filter_values(self.cluster)
 
     def is_cluster(self, name: str) -> bool:
         """Return whether the cluster can have this name; another stack's name may begin with this one's."""
-        return re.fullmatch(rf"{re.escape(self.cluster)}(-[0-9a-f]{{8}})?", name) is not None
+        return naming.is_cluster(self.cluster, name)
 
     def has_tags(self, tags: Tags) -> bool:
         """Return whether a resource has the stack's tags."""
