@@ -55,6 +55,13 @@ def test_the_api_server_lets_the_machine_in(made: Recording) -> None:
     assert (rule["referencedSecurityGroupId"], rule["fromPort"]) == ("aws-cluster-bastion-group-id", 443)
 
 
+def test_the_way_in_stays_until_the_last_object_is_deleted(made: Recording) -> None:
+    provider = made.one("pulumi:providers:kubernetes")
+    assert made.needs(provider, made.one(MACHINE))
+    rule = made.one("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+    assert made.needs(provider, rule), "without the rule the API server refuses the deletion of objects"
+
+
 def test_a_newer_image_does_not_replace_the_machine(made: Recording) -> None:
     assert made.one(MACHINE).ignored == ("ami",)
 

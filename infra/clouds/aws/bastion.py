@@ -43,14 +43,17 @@ class Bastion(pulumi.ComponentResource):
         super().__init__("torchrec-cloud:aws:Bastion", name, None, opts)
         self._name, self._settings, self._tags = name, settings, settings.labels
         self._child = pulumi.ResourceOptions(parent=self)
-        group = self._create_group(network, cluster_group)
+        group = self._create_group(network)
+        rule = self._admit(group, cluster_group)
         instance = self._create_instance(network, group)
-        facts = pulumi.Output.all(kubeconfig, instance.id).apply(lambda known: self._describe(known[0], known[1]))
+        # The rule is among the inputs so that objects in the cluster are deleted before it.
+        known = pulumi.Output.all(kubeconfig, instance.id, rule.id)
+        facts = known.apply(lambda values: self._describe(values[0], values[1]))
         self.kubeconfig = pulumi.Output.all(kubeconfig, facts).apply(lambda known: _open(known[0], known[1]))
         self.register_outputs({tunnel.OUTPUT: pulumi.Output.unsecret(facts)})
 
-    def _create_group(self, network: Network, cluster_group: pulumi.Output[str]) -> aws.ec2.SecurityGroup:
-        """Create a group that only reaches HTTPS, and let it reach the API server."""
+    def _create_group(self, network: Network) -> aws.ec2.SecurityGroup:
+        """Create a group that only reaches HTTPS."""
         https = aws.ec2.SecurityGroupEgressArgs(
             description="Session Manager and the API server",
             protocol="tcp",
@@ -58,7 +61,7 @@ class Bastion(pulumi.ComponentResource):
             to_port=443,
             cidr_blocks=["0.0.0.0/0"],
         )
-        group = aws.ec2.SecurityGroup(
+        return aws.ec2.SecurityGroup(
             f"{self._name}-group",
             description="The bastion: no inbound port",
             vpc_id=network.vpc.id,
@@ -66,7 +69,12 @@ class Bastion(pulumi.ComponentResource):
             tags=named(self._tags, f"{self._name}-group"),
             opts=self._child,
         )
-        aws.vpc.SecurityGroupIngressRule(
+
+    def _admit(
+        self, group: aws.ec2.SecurityGroup, cluster_group: pulumi.Output[str]
+    ) -> aws.vpc.SecurityGroupIngressRule:
+        """Let the group reach the API server."""
+        return aws.vpc.SecurityGroupIngressRule(
             f"{self._name}-api",
             security_group_id=cluster_group,
             referenced_security_group_id=group.id,
@@ -77,7 +85,6 @@ class Bastion(pulumi.ComponentResource):
             tags=self._tags,
             opts=self._child,
         )
-        return group
 
     def _create_instance(self, network: Network, group: aws.ec2.SecurityGroup) -> aws.ec2.Instance:
         """Create the machine; the newest image at its creation stays, because a newer one would replace it."""
