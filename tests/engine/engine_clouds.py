@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -140,13 +141,22 @@ def _eks(world: World, request: provider_pb2.ConstructRequest) -> provider_pb2.C
     )
     plane = simulated_aws.control_plane(inputs, role_outputs.get("arn", UNKNOWN))
     urn, cluster = component.child("aws", "aws:eks/cluster:Cluster", f"{request.name}-eksCluster", plane, (role,))
-    outputs = _OUTPUTS["eks:index:Cluster"](request.name, inputs)
+    outputs = _with_authority(_OUTPUTS["eks:index:Cluster"](request.name, inputs), world.authority)
     if has_unknown(cluster) or request.dryRun:
         outputs = dict.fromkeys(outputs, UNKNOWN) if has_unknown(cluster) else outputs
     response = component.finish(outputs)
     for key in outputs:
         response.stateDependencies[key].urns.append(urn)
     return response
+
+
+def _with_authority(outputs: Inputs, authority: str) -> Inputs:
+    """Put the authority of the API server's certificate into the kubeconfig, if there is a server."""
+    if not authority:
+        return outputs
+    document = json.loads(outputs["kubeconfigJson"])
+    document["clusters"][0]["cluster"]["certificate-authority-data"] = authority
+    return {**outputs, "kubeconfig": document, "kubeconfigJson": json.dumps(document)}
 
 
 def _kustomization(world: World, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from engine_configs import kubernetes_change
 from engine_values import UNKNOWN, at, decode, differences, encode, has_unknown, plain
 from engine_world import Change, ConnectionLost, Inputs, PartlyCreated, Refused, Resource, World
 from google.protobuf import any_pb2, empty_pb2
@@ -64,6 +65,8 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
     def DiffConfig(self, request: Any, context: Any) -> provider_pb2.DiffResponse:
         old, new = plain(decode(request.olds)), plain(decode(request.news))
+        if _token(request.urn) == "pulumi:providers:kubernetes":
+            return _diff_response(kubernetes_change(old, new))
         return _diff_response(Change(tuple(differences(old, new)), ()))
 
     def Configure(self, request: Any, context: Any) -> provider_pb2.ConfigureResponse:

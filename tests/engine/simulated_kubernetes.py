@@ -116,7 +116,7 @@ def rules_of(token: str, reachable: Callable[[World], bool]) -> Rules:
 
 def has_control_plane(world: World) -> bool:
     """Return whether the stack's cluster exists; a cluster outside the stack always exists."""
-    return "127.0.0.1" in world.kubeconfig or bool(world.ready(*_CONTROL_PLANES))
+    return not simulated_access.is_own_cluster(world) or bool(world.ready(*_CONTROL_PLANES))
 
 
 def _identity(name: str, inputs: Inputs) -> str:
@@ -157,7 +157,7 @@ def _require_namespace(world: World, inputs: Inputs) -> None:
 
 
 def _require_nodes(world: World, error: str) -> None:
-    if "127.0.0.1" not in world.kubeconfig and not world.ready(*_NODES):
+    if simulated_access.is_own_cluster(world) and not world.ready(*_NODES):
         raise Refused(f"{error}: 0 nodes are available")
 
 
