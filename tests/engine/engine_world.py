@@ -125,8 +125,7 @@ class World:
         self.machine = LAPTOP
         #: Ignore refusals, to let an older program write its state.
         self.is_lenient = False
-        #: The authority of the API server's certificate, as a kubeconfig holds it; empty for an invalid one.
-        self.authority = ""
+        self.authority = ""  # of the API server's certificate, as a kubeconfig holds it
         self._rules, self._lock, self._number, self._creates = rules, threading.RLock(), 0, 0
         self._locked: set[str] = set()
         self.clock = Clock(self._lock)
