@@ -123,8 +123,7 @@ class World:
         self.kubeconfig = ""
         #: The address of the machine that runs `pulumi`: a laptop's, or one of 10.0.0.0/8 inside the network.
         self.machine = LAPTOP
-        #: Ignore refusals, to let an older program write its state.
-        self.is_lenient = False
+        self.is_lenient = False  # ignore refusals, to let an older program write its state
         self.authority = ""  # of the API server's certificate, as a kubeconfig holds it
         self._rules, self._lock, self._number, self._creates = rules, threading.RLock(), 0, 0
         self._locked: set[str] = set()
