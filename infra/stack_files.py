@@ -18,7 +18,9 @@ from infra.config.problems import Problem, SettingsError
 ROOT = Path(__file__).resolve().parents[1]
 #: Stands for a value that only the engine can decrypt.
 ENCRYPTED = "[secret]"
-_PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_NAMESPACE = re.compile(r"([^.:\[\]\"]+):")
+#: One step of a path as `pulumi config set --path` reads it: a key, an index, or a key in brackets.
+_PART = re.compile(r'(?:^|\.)(?P<key>[^.\[\]"]+)|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]')
 
 
 class _AnyKeys(BaseModel):
@@ -119,12 +121,18 @@ def _section(document: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _parts(path: str, project: str) -> list[str | int]:
-    """Split a path such as `gpu.nodes[0]`; the first part gets its namespace."""
-    namespace, _, inner = path.rpartition(":")
-    parts: list[str | int] = [word or int(index) for word, index in _PART.findall(inner)]
-    if not parts or not isinstance(parts[0], str):
+    """Split a path such as `network.zones[0]` or `tags.extra["team"]`; the first part gets its namespace."""
+    found = _NAMESPACE.match(path)
+    namespace, inner = (found[1], path[found.end() :]) if found else (project, path)
+    parts: list[str | int] = []
+    position = 0
+    while position < len(inner) and (step := _PART.match(inner, position)):
+        quoted, index = step["quoted"], step["index"]
+        parts.append(int(index) if index else step["key"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted))
+        position = step.end()
+    if position < len(inner) or not parts or not isinstance(parts[0], str):
         raise ValueError(f"--set {path!r} is not a key, for example gpu.nodes.max or network.authorized_cidrs[0]")
-    return [f"{namespace or project}:{parts[0]}", *parts[1:]]
+    return [f"{namespace}:{parts[0]}", *parts[1:]]
 
 
 def _with(container: object, parts: list[str | int], value: object, *, only_if_absent: bool = False) -> object:

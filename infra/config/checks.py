@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
 from itertools import combinations
 
 from infra import catalog
-from infra.config.problems import Problem, fix_by_removing, fix_by_setting
+from infra.config.problems import Problem, fix_by_removing, fix_by_setting, quote
 from infra.cost import CostLine, HourlyCost
 
-BUDGET_KEY, ACCESS_KEY = "budget.max_usd_per_hour", "network.api_access"
+BUDGET_KEY, ACCESS_KEY, CIDRS_KEY = "budget.max_usd_per_hour", "network.api_access", "network.authorized_cidrs"
 #: The value of `network.api_access` that needs `network.authorized_cidrs`.
 BY_RANGES = "authorized_ranges"
 #: Prints this machine's public address, as the API server will see it.
 _OWN_ADDRESS = '"$(curl -s https://checkip.amazonaws.com)/32"'
 _PRIVATE_RANGES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
+#: Ranges that never arrive from the internet: private, this host, carrier-grade NAT, link-local, multicast, reserved.
+#: https://www.iana.org/assignments/iana-ipv4-special-registry. The ranges of examples (TEST-NET) stay allowed.
+_NOT_PUBLIC = (
+    *_PRIVATE_RANGES,
+    *map(IPv4Network, ("0.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")),
+)
+#: No registry assigns a wider range to one organisation.
+_WIDEST_PREFIX = 8
 
 
 def node_counts(low: int, desired: int, high: int, key: str = "gpu.nodes") -> list[Problem]:
@@ -122,8 +131,37 @@ def api_access(access: str, authorized: Sequence[str]) -> list[Problem]:
     """Check that ranges are authorized only for an API that accepts them."""
     if access == BY_RANGES or not authorized:
         return []
-    message, allowed = "a private API, which ignores network.authorized_cidrs", f"{BY_RANGES}, or no authorized_cidrs"
-    return [Problem(ACCESS_KEY, message, allowed, fix_by_removing(ACCESS_KEY), access)]
+    message, allowed = f"ignored, because {ACCESS_KEY} is {access!r}", f"unset, or {ACCESS_KEY} {BY_RANGES}"
+    return [Problem(CIDRS_KEY, message, allowed, fix_by_removing(CIDRS_KEY), ", ".join(authorized))]
+
+
+def public_ranges(authorized: Sequence[str]) -> list[Problem]:
+    """Check that each authorized range is public and not most of the internet; the last one is reported first.
+
+    A removal moves the entries after it, so the commands work only from the last entry to the first.
+    """
+    problems = []
+    for index, cidr in reversed(list(enumerate(authorized))):
+        key, network = f"{CIDRS_KEY}[{index}]", IPv4Network(cidr)
+        if network.prefixlen < _WIDEST_PREFIX:
+            fix = f"pulumi config set --path {quote(key)} {_OWN_ADDRESS}"
+            problems.append(Problem(key, "most of the internet", "your own public addresses", fix, cidr))
+        elif any(network.subnet_of(other) for other in _NOT_PUBLIC):
+            message = "a private range, which never arrives from the internet"
+            allowed = "a public range; the cluster's own network always reaches the API"
+            problems.append(Problem(key, message, allowed, fix_by_removing(key), cidr))
+    return problems
+
+
+def stack_name(stack: str, cloud: str, pattern: str, longest: int, allowed: str) -> list[Problem]:
+    """Check that a cloud accepts the stack's name; the fix renames this stack, whichever one is selected."""
+    if re.fullmatch(pattern, stack) and len(stack) <= longest:
+        return []
+    words = re.sub(r"[^a-z0-9]+", "-", stack.lower()).replace("goog", "g").strip("-")
+    proposal = (words if words[:1].isalpha() else f"stack-{words}")[:longest].rstrip("-")
+    move = f"mv -n {quote(f'Pulumi.{stack}.yaml')} Pulumi.{proposal}.yaml"
+    fix = f"pulumi stack rename --stack {quote(stack)} {proposal}, or before `pulumi stack init`: {move}"
+    return [Problem("stack", f"a name that {cloud} rejects", allowed, fix, stack)]
 
 
 def no_api_access(stack: str, access: str, ways: Sequence[str]) -> Problem:

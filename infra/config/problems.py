@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -30,13 +30,16 @@ class Problem:
 
 
 def fix_by_setting(key: str, value: object) -> str:
-    """Return the command that sets `key` to an allowed value."""
-    return f"pulumi config set {_path_option(key)}{_quote(key)} {_quote(str(value))}"
+    """Return the command that sets `key` to an allowed value; named entries are set one by one."""
+    if isinstance(value, Mapping):
+        return "; ".join(fix_by_setting(f'{key}["{name}"]', inner) for name, inner in value.items())
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"pulumi config set {_path_option(key)}{quote(key)} {quote(text)}"
 
 
 def fix_by_removing(key: str) -> str:
     """Return the command that removes `key`."""
-    return f"pulumi config rm {_path_option(key)}{_quote(key)}"
+    return f"pulumi config rm {_path_option(key)}{quote(key)}"
 
 
 def _path_option(key: str) -> str:
@@ -44,7 +47,7 @@ def _path_option(key: str) -> str:
     return "" if ":" in key else "--path "
 
 
-def _quote(word: str) -> str:
+def quote(word: str) -> str:
     """Quote a word for the shell if it needs quotes; unlike `shlex.quote`, leave a comma bare."""
     safe = word and all(letter.isalnum() or letter in "._:/-," for letter in word)
     return word if safe else "'" + word.replace("'", "'\\''") + "'"

@@ -96,7 +96,7 @@ class NetworkSettings(Section):
 
     cidr: Cidr = "10.0.0.0/16"
     api_access: str = "authorized_ranges"
-    authorized_cidrs: tuple[Cidr, ...] = ()
+    authorized_cidrs: tuple[Cidr, ...] = Field((), examples=["203.0.113.7/32"])
 
 
 class Tags(Section):
@@ -212,6 +212,7 @@ class ManagedStackSettings(StackSettings):
         yield from super().problems()
         yield from checks.instance_of_cloud(self.cloud, self.gpu.instance_type)
         yield from checks.api_access(self.network.api_access, self.network.authorized_cidrs)
+        yield from checks.public_ranges(self.network.authorized_cidrs)
 
     def access_problems(self) -> Iterable[Problem]:
         """Return the mistake for which this machine could not reach the cluster."""

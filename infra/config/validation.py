@@ -112,6 +112,10 @@ class _Translator:
             return _missing(key, info)
         if item["type"] == "tuple_type":
             return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", fix_by_removing(key), item["input"])]
+        if item["input"] is None and path and isinstance(path[-1], int):
+            # Of several gaps only one is reported at a time: every removal moves the entries after it.
+            names, fix = _dotted(path[:-1]), fix_by_removing(key)
+            return [Problem(names, f"no entry [{path[-1]}], and a list has no gaps", "a list without gaps", fix)]
         message = item["msg"].removeprefix("Value error, ")
         if _section(info) and item["type"] == "value_error":
             # Keys of the section contradict each other: the user decides which of them to change.
@@ -168,7 +172,14 @@ def _missing(key: str, info: FieldInfo | None) -> list[Problem]:
         inner = section.model_fields.items()
         return [found for name, field in inner if field.is_required() for found in _missing(f"{key}.{name}", field)]
     example = _example(info) if info else "<value>"
-    return [Problem(key, "missing", f"for example {example}", fix_by_setting(key, example))]
+    return [Problem(key, "missing", f"for example {_spell(example)}", fix_by_setting(key, example))]
+
+
+def _spell(value: object) -> str:
+    """Return a value in words, without the punctuation of Python."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {inner}" for name, inner in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _allowed(item: ErrorDetails, example: object) -> tuple[str, object]:
@@ -183,7 +194,7 @@ def _allowed(item: ErrorDetails, example: object) -> tuple[str, object]:
             return f"{words} {limit}", limit + {"gt": 1, "lt": -1}.get(bound, 0)
     if "pattern" in context:
         return f"text matching {context['pattern']}", example
-    return _KINDS.get(item["type"].split("_")[0], f"for example {example}"), example
+    return _KINDS.get(item["type"].split("_")[0], f"for example {_spell(example)}"), example
 
 
 def _dotted(path: Path) -> str:

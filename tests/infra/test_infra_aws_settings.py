@@ -160,7 +160,7 @@ def test_a_missing_or_unsupported_region_is_reported_once() -> None:
 
 
 def test_names_that_aws_would_reject_are_reported() -> None:
-    assert "pulumi stack rename" in _problems({}, stack="my_stack")["stack"].fix
+    assert "pulumi stack rename --stack my_stack my-stack" in _problems({}, stack="my_stack")["stack"].fix
 
 
 #: The longest name of each type that AWS accepts; Pulumi appends a hyphen and seven digits to a logical name.

@@ -216,7 +216,6 @@ class Settings(ManagedStackSettings):
             yield from self._existing_problems(self.network.existing)
         else:
             yield from self._address_problems()
-        yield from self._access_problems()
         yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from _lustre_problems(self.storage.size_gib)
         yield from self._name_problems()
@@ -276,14 +275,6 @@ class Settings(ManagedStackSettings):
             yield Problem(key, "a range that EKS rejects", allowed, fix, str(services))
         yield from self._room_problems(vpc)
 
-    def _access_problems(self) -> Iterable[Problem]:
-        """Check the ranges that may reach the Kubernetes API from outside."""
-        for index, cidr in enumerate(self.network.authorized_cidrs):
-            if _is_private(IPv4Network(cidr)):
-                key = f"network.authorized_cidrs[{index}]"
-                allowed = "a public range; the VPC can always reach the API"
-                yield Problem(key, "a private range, which EKS rejects", allowed, fix_by_removing(key), cidr)
-
     def _room_problems(self, vpc: IPv4Network) -> Iterable[Problem]:
         """Check that one zone's subnet has room for all GPU nodes and, in the worst case, all system nodes."""
         needed = (self.gpu.nodes.max + self.system.num_nodes) * ADDRESSES_PER_NODE
@@ -314,9 +305,8 @@ class Settings(ManagedStackSettings):
 
     def _name_problems(self) -> Iterable[Problem]:
         """Check the stack's name and the tags against the rules of AWS."""
-        if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9-]{{0,{_MAX_STACK_NAME - 1}}}", self.stack):
-            allowed = f"letters, digits and hyphens, {_MAX_STACK_NAME} at most, because names of roles begin with it"
-            yield Problem("stack", "a name that AWS rejects", allowed, "pulumi stack rename <name>", self.stack)
+        allowed = f"letters, digits and hyphens, {_MAX_STACK_NAME} at most, because names of roles begin with it"
+        yield from checks.stack_name(self.stack, "AWS", r"[A-Za-z0-9][A-Za-z0-9-]*", _MAX_STACK_NAME, allowed)
         for key in self.tags.extra:
             if key.lower().startswith("aws:"):
                 name = f'tags.extra["{key}"]'

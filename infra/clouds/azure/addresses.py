@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Literal
@@ -15,8 +15,6 @@ from infra.config.settings import Cidr, NetworkSettings, Section
 
 #: Ranges that AKS reserves; nodes, pods and services must not use them (AKS, network concepts).
 _RESERVED = ("169.254.0.0/16", "172.30.0.0/16", "172.31.0.0/16", "192.0.2.0/24")
-#: Addresses that never arrive from the internet.
-_PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 
 #: The private DNS zone of each kind of endpoint (Azure Private Link, DNS zone values).
 PRIVATE_ZONES: Mapping[str, str] = {
@@ -109,7 +107,6 @@ class Network(NetworkSettings):
             yield from find_unused(self, keys, message, prefix="network.")
             yield from self.existing.problems(num_nodes)
             yield from _range_problems(self, num_nodes)
-            yield from _private_ranges(self.authorized_cidrs)
             return
         # An eighth must have room for NetApp's /28, half for the nodes and the five addresses that Azure reserves.
         num_addresses = 128 if self.nodes_cidr else max(128, 2 * (num_nodes + 5))
@@ -119,7 +116,6 @@ class Network(NetworkSettings):
         if not too_small:
             yield from _subnet_problems(self, num_nodes)
         yield from _range_problems(self, num_nodes)
-        yield from _private_ranges(self.authorized_cidrs)
 
 
 def _subnet_problems(network: Network, num_nodes: int) -> Iterable[Problem]:
@@ -189,13 +185,3 @@ def _reserved(key: str, cidr: str) -> list[Problem]:
     """Return a problem for each reserved range of AKS that is used; the caller adds the fix."""
     used = [reserved for reserved in _RESERVED if IPv4Network(reserved).overlaps(IPv4Network(cidr))]
     return [Problem(key, f"overlaps {reserved}, which AKS reserves", "another range", "", cidr) for reserved in used]
-
-
-def _private_ranges(authorized: Sequence[str]) -> Iterable[Problem]:
-    """Yield private ranges, which never reach a public address and which the storage account rejects."""
-    for index, cidr in enumerate(authorized):
-        if any(IPv4Network(cidr).subnet_of(IPv4Network(private)) for private in _PRIVATE):
-            key = f"network.authorized_cidrs[{index}]"
-            message = "a private range, which never arrives from the internet"
-            allowed = "a public range; peer private networks with the VNet"
-            yield Problem(key, message, allowed, fix_by_removing(key), cidr)

@@ -261,6 +261,10 @@ class Settings(ManagedStackSettings):
         else:
             yield from self._address_problems()
         yield from self._control_plane_problems()
+        if self.network.dns_endpoint and self.network.api_access == "inside":
+            key = "network.dns_endpoint"
+            message = "a name that reaches the API from anywhere, and network.api_access is 'inside'"
+            yield Problem(key, message, "unset, or network.api_access unset", fix_by_removing(key), True)
         yield from checks.one_of("system.instance_type", self.system.instance_type, price_table()["system_nodes"])
         yield from self.storage.problems()
         yield from self.maintenance.problems_for(self.cluster.kubernetes_version)
@@ -306,13 +310,8 @@ class Settings(ManagedStackSettings):
     def _name_problems(self) -> Iterable[Problem]:
         """Check the stack's name and the labels against the rules of Google Cloud."""
         longest = _MAX_SERVICE_STACK_NAME if self.service else _MAX_STACK_NAME
-        if not re.fullmatch(_STACK_NAME, self.stack) or len(self.stack) > longest:
-            allowed = (
-                f"a lowercase letter, then lowercase letters, digits and hyphens, {longest} at most, without google"
-            )
-            yield Problem(
-                "stack", "a name that Google Cloud rejects", allowed, "pulumi stack rename <name>", self.stack
-            )
+        allowed = f"a lowercase letter, then lowercase letters, digits and hyphens, {longest} at most, without google"
+        yield from checks.stack_name(self.stack, "Google Cloud", _STACK_NAME, longest, allowed)
         for key in self.tags.extra:
             if not re.fullmatch(_LABEL_KEY, key):
                 name = f'tags.extra["{key}"]'
