@@ -28,13 +28,25 @@ from typing import Any
 OUTPUT = "tunnel"
 #: How long a new machine may take until it accepts a session, and the pause between two attempts.
 START_SECONDS, PAUSE_SECONDS = 300.0, 1.0
+#: How long a machine that ran before may take.
+REOPEN_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10
+#: How long the command may take to end after SIGTERM.
+_GRACE_SECONDS = 2.0
 #: Ports below the range from which Linux and macOS choose ports of their own.
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
 class TunnelError(ValueError):
     """A tunnel that cannot be opened; its text is one line with the fix."""
+
+
+class NotOpenError(TunnelError):
+    """A tunnel whose machine refuses it or does not answer: `reason` is the error without the fix."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(f"{reason}. Fix: {fix}")
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -75,16 +87,16 @@ class Tunnel:
                 return True
         except ssl.SSLCertVerificationError:
             raise TunnelError(
-                f"port {self.port} of this machine is not the API server {self.server_name}. Fix: end the program that "
-                f"uses it (lsof -i :{self.port})"
+                f"port {self.port} of this machine is not the API server {self.server_name}: another program uses it, "
+                f"such as the tunnel of another stack. Fix: end the program (lsof -i :{self.port})"
             ) from None
         except OSError:
             return False
 
 
-def port_of(stack: str) -> int:
+def port_of(project: str, stack: str) -> int:
     """Return the port of this machine for a stack's tunnel, the same each time: the state stores it."""
-    return _FIRST_PORT + zlib.crc32(stack.encode()) % _NUM_PORTS
+    return _FIRST_PORT + zlib.crc32(f"{project}/{stack}".encode()) % _NUM_PORTS
 
 
 def redirect(kubeconfig: str, port: int) -> str:
@@ -101,10 +113,17 @@ def server_name(server: str) -> str:
     return server.removeprefix("https://").partition("/")[0].partition(":")[0]
 
 
-def find(resources: Iterable[Mapping[str, Any]]) -> Tunnel | None:
-    """Return the tunnel of a stack, from the resources in its state; None if its API needs none."""
+def find(resources: Sequence[Mapping[str, Any]]) -> Tunnel | None:
+    """Return the tunnel of a stack from its state; None if its API needs none or its machine is not in the state."""
     texts = [(item.get("outputs") or {}).get(OUTPUT) for item in resources if not item.get("custom")]
-    return next((Tunnel.from_json(text) for text in texts if isinstance(text, str)), None)
+    found = next((Tunnel.from_json(text) for text in texts if isinstance(text, str)), None)
+    return found if found and find_machine(found, resources) else None
+
+
+def find_machine(tunnel: Tunnel, resources: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the URN of the machine, the resource whose ID the command names."""
+    machines = (item["urn"] for item in resources if item.get("custom") and item.get("id") in tunnel.command)
+    return next(machines, None)
 
 
 class Session:
@@ -133,10 +152,10 @@ class Session:
         self._guard.wait()
 
     def errors(self) -> str:
-        """Return the last line that the command wrote to standard error."""
+        """Return the last line of standard error without its full stop, empty without any."""
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+        return next((line.strip().removesuffix(".") for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
         """End the command."""
@@ -155,34 +174,36 @@ def start(tunnel: Tunnel, seconds: float = START_SECONDS) -> Session | None:
         if not shutil.which(program):
             raise TunnelError(f"the tunnel to the Kubernetes API needs the program {program}. Fix: install it, {guide}")
     deadline = time.monotonic() + seconds
-    session = Session(tunnel.command)
+    session, message = Session(tunnel.command), ""
     try:
         while not tunnel.answers():
-            _check(tunnel, session, is_late=time.monotonic() > deadline)
-            time.sleep(PAUSE_SECONDS)
-            if session.has_ended:
+            has_ended = session.has_ended
+            message = session.errors() or message
+            _check(tunnel, message or "no message", has_ended=has_ended, is_late=time.monotonic() > deadline)
+            if has_ended:
                 session.close()
                 session = Session(tunnel.command)
+            time.sleep(PAUSE_SECONDS)
     except BaseException:
         session.close()
         raise
     return session
 
 
-def _check(tunnel: Tunnel, session: Session, *, is_late: bool) -> None:
-    """Raise TunnelError if the command was refused, or if it is late."""
-    message = session.errors()
-    if session.has_ended and tunnel.not_ready not in message:
-        raise TunnelError(f"the tunnel to the Kubernetes API ended: {message}. Fix: {shlex.join(tunnel.command)}")
+def _check(tunnel: Tunnel, message: str, *, has_ended: bool, is_late: bool) -> None:
+    """Raise NotOpenError if the command was refused, or if it is late."""
+    command = shlex.join(tunnel.command)
+    if has_ended and tunnel.not_ready not in message:
+        raise NotOpenError(f"the tunnel to the Kubernetes API ended: {message}", command)
     if is_late:
-        fix = f"run this until it works, then try again: {shlex.join(tunnel.command)}"
-        raise TunnelError(f"the tunnel to the Kubernetes API did not open in time: {message}. Fix: {fix}")
+        reason = f"the tunnel to the Kubernetes API did not open in time: {message}"
+        raise NotOpenError(reason, f"run this until it works, then try again: {command}")
 
 
 @contextmanager
-def held(tunnel: Tunnel | None) -> Iterator[None]:
+def held(tunnel: Tunnel | None, seconds: float = START_SECONDS) -> Iterator[None]:
     """Hold the tunnel open, if there is one."""
-    session = start(tunnel) if tunnel else None
+    session = start(tunnel, seconds) if tunnel else None
     try:
         yield
     finally:
@@ -206,13 +227,23 @@ def _guard(command: Sequence[str]) -> int:
 
     def end_with_parent() -> None:
         sys.stdin.read()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-            time.sleep(5)
-            os.killpg(child.pid, signal.SIGKILL)
+        _end_group(child.pid)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    return child.wait()
+    code = child.wait()
+    _end_group(child.pid)  # `aws` may leave its plugin behind
+    return code
+
+
+def _end_group(group: int) -> None:
+    """End a process group: SIGTERM, then SIGKILL for processes that ignore it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)
+        os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ def _explain_resources(errors: Sequence[Diagnostic], attempt: Attempt) -> Operat
     lines += [f"and {len(causes) - _MAX_CAUSES} more"] if len(causes) > _MAX_CAUSES else []
     lines += [f"remaining: {attempt.remaining}"] if attempt.remaining else []
     or_destroy = f"   (or delete everything: python -m infra destroy --stack {attempt.stack})"
-    retry = attempt.retry_command + "".join(f" --replace '{urn}'" for urn in _dead_resources(errors))
+    dead = _dead_resources(errors) if attempt.verb == "up" else []  # the other verbs have no --replace
+    retry = attempt.retry_command + "".join(f" --replace '{urn}'" for urn in dead)
     lines += [f"fix the cause, then: {retry}{or_destroy if attempt.verb == 'up' else ''}"]
     return OperationError("\n  ".join(lines), FAILURE)
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -209,7 +209,7 @@ class LiveStack:
         try:
             with (
                 self._display.show(f"{verb} of stack {self.name}", progress),
-                tunnel.held(self._find_tunnel(verb)),
+                self._hold_tunnel_of_state(verb, options),
             ):
                 operation(on_event=progress.event, color="never", suppress_progress=True, **options)
         except CommandError as error:
@@ -238,7 +238,7 @@ class LiveStack:
     def hold_tunnel(self, on_open: Callable[[tunnel.Tunnel], None]) -> None:
         """Hold the tunnel to the stack's Kubernetes API until Ctrl-C; raise OperationError if the stack has none."""
         self._open("tunnel")
-        found = self._find_tunnel("tunnel")
+        found = tunnel.find(self._query("tunnel", self._read_state))
         if found is None:
             raise OperationError(
                 f"stack {self.name!r} has no tunnel: its API is reached without one, or it is not up. "
@@ -253,16 +253,35 @@ class LiveStack:
         on_open(found)
         try:
             session.wait()
-            ended = f"the tunnel ended: {session.errors()}. Fix: python -m infra tunnel --stack {self.name}"
+            reason = session.errors() or "no message"
+            ended = f"the tunnel ended: {reason}. Fix: python -m infra tunnel --stack {self.name}"
         finally:
             session.close()
         raise OperationError(ended)
 
-    def _find_tunnel(self, verb: str) -> tunnel.Tunnel | None:
-        """Return the tunnel that the state describes; a stack that is not up yet opens its own."""
-        opened = self._opened
-        state = self._query(verb, opened.export_stack).deployment if opened else None
-        return tunnel.find((state or {}).get("resources") or [])
+    @contextmanager
+    def _hold_tunnel_of_state(self, verb: str, options: Mapping[str, Any]) -> Iterator[None]:
+        """Hold the tunnel that the objects in the state need; continue without it if its machine is gone.
+
+        Without it only these objects fail. The program of `up` opens its own, after it has created a missing machine.
+        """
+        replaced = options.get("replace", ())
+        kept = [item for item in self._query(verb, self._read_state) if item.get("urn") not in replaced]
+        found = tunnel.find(kept) if any(item["type"].startswith("kubernetes:") for item in kept) else None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(tunnel.held(found, tunnel.REOPEN_SECONDS))
+            except tunnel.NotOpenError as error:
+                assert found
+                machine = tunnel.find_machine(found, kept)
+                fix = f"python -m infra up --stack {self.name} --replace '{machine}', which replaces the machine"
+                self._display.print_line(f"warning: {error.reason}; continuing without it. Fix: {fix}")
+            yield
+
+    def _read_state(self) -> list[dict[str, Any]]:
+        """Return all resources of the opened stack's state."""
+        state = self._opened.export_stack().deployment if self._opened else None
+        return (state or {}).get("resources") or []
 
     def _describe_remaining(self, verb: str) -> str:
         """Describe what the state holds after a failure."""

@@ -140,6 +140,14 @@ def test_a_resource_whose_creation_failed_in_the_cloud_must_be_replaced() -> Non
     assert f"then: python -m infra up --stack dev --replace '{urn}'   (or delete" in str(found)
 
 
+@pytest.mark.parametrize("verb", ["refresh", "destroy"])
+def test_only_up_is_asked_to_replace_a_resource(verb: str) -> None:
+    urn = "urn:pulumi:dev::torchrec-cloud::aws:eks/nodeGroup:NodeGroup::gpu"
+    error = Diagnostic("unexpected state 'CREATE_FAILED'", "aws:eks/nodeGroup:NodeGroup", "gpu", urn)
+    found = explain(failure(""), Attempt(verb, "dev"), [error], [])
+    assert str(found).endswith(f"then: python -m infra {verb} --stack dev"), "the other verbs have no --replace"
+
+
 #: Real errors of the clouds, by the row of the issue "First contact": the cloud, the message, the cause that
 #: explains it.
 #: Rows without an error here fail without one (A3, A6, Z6, G4, G6), or are refused before any resource (A8, A9's

@@ -20,7 +20,7 @@ from loopback import Handler
 #: Forwards localPortNumber to the API server whose port is in API_PORT, as session-manager-plugin does.
 FAKE_AWS = """\
 #!{python}
-import json, os, socket, sys, threading
+import json, os, signal, socket, sys, threading, time
 from pathlib import Path
 words = sys.argv[1:]
 Path(os.environ["AWS_CALLS"]).open("a").write(json.dumps(words) + "\\n")
@@ -28,7 +28,12 @@ calls = len(Path(os.environ["AWS_CALLS"]).read_text().splitlines())
 if calls <= int(os.environ.get("AWS_NOT_READY", "0")):
     sys.exit("An error occurred (TargetNotConnected) when calling the StartSession operation: i-0 is not connected.")
 if os.environ.get("AWS_DENIED"):
+    time.sleep(0.1)
     sys.exit("An error occurred (AccessDeniedException) when calling the StartSession operation")
+if os.environ.get("PLUGIN_IGNORES_TERM") and os.fork():
+    signal.pause()  # `aws` waits for its child, the plugin
+if os.environ.get("PLUGIN_IGNORES_TERM"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 parameters = json.loads(words[words.index("--parameters") + 1])
 server = socket.create_server(("127.0.0.1", int(parameters["localPortNumber"][0])))
 def copy(source, target):

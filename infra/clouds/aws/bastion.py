@@ -114,7 +114,7 @@ class Bastion(pulumi.ComponentResource):
     def _describe(self, kubeconfig: str, instance: str) -> str:
         """Return the facts of the tunnel, as the state stores them for `refresh` and `destroy`."""
         cluster = json.loads(kubeconfig)["clusters"][0]["cluster"]
-        host, port = tunnel.server_name(cluster["server"]), tunnel.port_of(self._settings.stack)
+        host, port = tunnel.server_name(cluster["server"]), tunnel.port_of(self._settings.project, self._settings.stack)
         parameters = {"host": [host], "portNumber": ["443"], "localPortNumber": [str(port)]}
         command = ("aws", "ssm", "start-session", "--region", self._settings.region, "--target", instance)
         document = ("--document-name", "AWS-StartPortForwardingSessionToRemoteHost")
