@@ -46,8 +46,8 @@ SETTINGS: dict[str, Any] = {
     "job.dataset.cpus": 0.5,
     "job.dataset.memory_gib": 2,
     "job.netcheck.enabled": True,
-    "trainer.data.sources.criteo.train_days": DAYS["train_days"],
-    "trainer.data.sources.criteo.eval_days": DAYS["eval_days"],
+    "trainer.data.criteo.train_days": DAYS["train_days"],
+    "trainer.data.criteo.eval_days": DAYS["eval_days"],
 } | {f"trainer.{section}.{key}": value for section, keys in TRAINER.items() for key, value in keys.items()}
 
 
