@@ -13,6 +13,7 @@ import pulumi
 import pulumi_docker_build as docker_build
 
 from infra.contract import Cluster, TrainingService
+from workloads.errors import UserError
 from workloads.settings import JobSettings
 
 #: The repository as the program sees it: a symbolic link to it stays as given.
@@ -71,7 +72,7 @@ def _credentials(cluster: Cluster | TrainingService) -> list[docker_build.Regist
 
 def content_hash(target: str, build_args: Sequence[tuple[str, str]]) -> str:
     """Return twelve hexadecimal digits of the hash of the sources, the target and the build's arguments."""
-    return hashlib.sha256(repr((target, [*build_args], _sources_hash())).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr((target, [*build_args], _sources_hash(ROOT))).encode()).hexdigest()[:12]
 
 
 def stage_context(project: Path) -> Path:
@@ -80,16 +81,18 @@ def stage_context(project: Path) -> Path:
     The provider rebuilds an image if a path, a name, a mode or the content of a file in its context changes. In this
     folder they follow from the tag's content: other checkouts, umasks and files outside the image make no difference.
     """
-    location = CONTEXTS / _sources_hash()[:12]
+    expected = _sources_hash(ROOT)
+    location = CONTEXTS / expected[:12]
     folder = project / location
+    if folder.exists() and _sources_hash(folder) != expected:
+        shutil.rmtree(folder)  # edited since it was staged
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             copy = Path(temporary) / "context"
-            for path in _sources():
-                _copy(path, copy / path.relative_to(ROOT))
-            for inside in [copy, *(one for one in copy.rglob("*") if one.is_dir())]:
-                inside.chmod(0o755)  # under a strict umask the image's user could not read them
+            _copy_sources(copy)
+            if _sources_hash(copy) != expected:
+                raise UserError("the trainer's sources changed while they were read. Fix: run the command again")
             try:
                 copy.rename(folder)
             except OSError:
@@ -99,6 +102,14 @@ def stage_context(project: Path) -> Path:
     return location
 
 
+def _copy_sources(copy: Path) -> None:
+    """Copy the sources into a new folder."""
+    for path in _sources(ROOT):
+        _copy(path, copy / path.relative_to(ROOT))
+    for inside in [copy, *(one for one in copy.rglob("*") if one.is_dir())]:
+        inside.chmod(0o755)  # under a strict umask the image's user could not read them
+
+
 def _copy(path: Path, target: Path) -> None:
     """Copy a file with one of the two modes that Git knows."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +117,11 @@ def _copy(path: Path, target: Path) -> None:
     target.chmod(0o755 if _executable(path) else 0o644)
 
 
-def _sources_hash() -> str:
-    """Return the hash of the names, modes and content of the sources."""
+def _sources_hash(root: Path) -> str:
+    """Return the hash of the names, modes and content of the sources in a folder."""
     digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0{_executable(path)}\0".encode())
+    for path in _sources(root):
+        digest.update(f"{path.relative_to(root).as_posix()}\0{_executable(path)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -119,11 +130,15 @@ def _executable(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o100)
 
 
-def _sources() -> Iterator[Path]:
-    """Yield the files of the build's context, in a fixed order."""
-    yield ROOT / ".dockerignore"
-    yield ROOT / "LICENSE"
-    for path in sorted((ROOT / "trainer").rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        if path.is_file() and not any(fnmatch(part, pattern) for part in parts for pattern in IGNORED):
+def _sources(root: Path) -> Iterator[Path]:
+    """Yield the files of the build's context, in a fixed order; raise UserError for a link, which may lead outside."""
+    yield root / ".dockerignore"
+    yield root / "LICENSE"
+    for path in sorted((root / "trainer").rglob("*")):
+        parts = path.relative_to(root).parts
+        if any(fnmatch(part, pattern) for part in parts for pattern in IGNORED):
+            continue
+        if path.is_symlink():
+            raise UserError(f"a symbolic link in the image's sources: got {path}; allowed: files. Fix: copy its target")
+        if path.is_file():
             yield path

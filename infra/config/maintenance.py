@@ -29,7 +29,7 @@ class Exclusion(Section):
 
     name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", examples=["long-run"])
     start: Date
-    end: Date
+    end: Date = Field(le=date(2100, 12, 31))
 
     @property
     def num_days(self) -> int:

@@ -81,3 +81,20 @@ def test_an_unreachable_registry_has_no_status(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(PushError) as caught:
         asyncio.run(push_token(f"127.0.0.1:{loopback.free_port()}", "trainer", "of-entra"))
     assert caught.value.status is None
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_an_answer_that_breaks_off_is_an_error_of_the_push(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut(loopback.Handler):
+        def do_POST(self) -> None:
+            self.body()
+            self.send_response(status)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"{}")
+            self.close_connection = True
+
+    monkeypatch.setattr(registry_token, "ROLE_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(registry_token, "REACH_WAIT_SECONDS", 0.0)
+    with loopback.serve(Cut) as port, pytest.raises(PushError):
+        asyncio.run(push_token(f"127.0.0.1:{port}", "trainer", "of-entra"))

@@ -87,9 +87,12 @@ def test_a_machine_without_rdma_devices_needs_no_locked_memory(tmp_path: Path, m
     assert require_locked_memory({}) is None
 
 
-def test_tcp_on_purpose_needs_no_locked_memory(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chosen", [{"NCCL_NET": "Socket"}, {"NCCL_NET": "socket"}, {"NCCL_IB_DISABLE": "1"}])
+def test_tcp_on_purpose_needs_no_locked_memory(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
+) -> None:
     limited(monkeypatch, limits(65536))
-    assert require_locked_memory({"NCCL_NET": "Socket"}) is None
+    assert require_locked_memory(chosen) is None
     with pytest.raises(UserError, match="RLIMIT_MEMLOCK 64 KiB"):
         require_locked_memory({})
 

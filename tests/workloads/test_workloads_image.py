@@ -15,6 +15,7 @@ from workload_facts import CLOUDS, ROOT, record_facts
 from provider_mocks.recording import Recording, run_stack  # isort: skip
 
 from workloads import image
+from workloads.errors import UserError
 
 BUILD = "docker-build:index:Image"
 DOCKERFILE = (ROOT / image.DOCKERFILE).read_text()
@@ -147,7 +148,7 @@ def test_a_build_by_hand_copies_the_same_files() -> None:
     names = [path for path in (ROOT / "trainer").rglob("*") if path.is_file()]
     names += [path for path in ROOT.iterdir() if path.is_file()]
     by_hand = {path for path in names if not _is_ignored(path.relative_to(ROOT), rules)}
-    staged = set(image._sources())
+    staged = set(image._sources(ROOT))
     assert by_hand == {path for path in staged if not _is_ignored(path.relative_to(ROOT), rules)}
     assert staged - by_hand == {ROOT / ".dockerignore", ROOT / image.DOCKERFILE}, "only the build itself reads these"
 
@@ -156,7 +157,7 @@ def test_the_tag_covers_every_file_that_the_dockerfile_copies() -> None:
     commands = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
     sources = [name for command in commands for name in command.split() if not name.startswith("--")]
     assert "trainer/requirements-${ACCELERATOR}.txt" in sources
-    covered = {path.relative_to(ROOT).as_posix() for path in image._sources()}
+    covered = {path.relative_to(ROOT).as_posix() for path in image._sources(ROOT)}
     for name in sources:
         pattern = re.sub(r"\$\{\w+\}", "*", name)
         assert any(fnmatch(path, pattern) or path.startswith(f"{pattern}/") for path in covered), name
@@ -182,3 +183,30 @@ def test_the_topology_file_of_a_fabric_is_in_its_image(cloud: str) -> None:
         return
     stage = DOCKERFILE.partition(f" AS {fabric.image_target}\n")[2].partition("\nFROM ")[0]
     assert path in stage
+
+
+def test_an_edited_context_is_staged_again(checkout: Path) -> None:
+    folder = checkout / image.stage_context(checkout)
+    (folder / "trainer/a.py").write_text("import malware")
+    assert checkout / image.stage_context(checkout) == folder
+    assert (folder / "trainer/a.py").read_text() == (checkout / "trainer/a.py").read_text()
+
+
+def test_sources_that_change_during_the_copy_are_refused(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = image._copy
+
+    def copy_later(path: Path, target: Path) -> None:
+        if path.name == "a.py":
+            path.write_text("changed during up")
+        real(path, target)
+
+    monkeypatch.setattr(image, "_copy", copy_later)
+    with pytest.raises(UserError, match=r"changed while they were read\. Fix: run the command again$"):
+        image.stage_context(checkout)
+    assert not list((checkout / image.CONTEXTS).iterdir()), "nothing half made is left"
+
+
+def test_a_link_in_the_sources_is_refused(checkout: Path) -> None:
+    (checkout / "trainer/link.py").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match=r"symbolic link .*link\.py; allowed: files\. Fix: "):
+        image.content_hash("default", [])

@@ -84,12 +84,17 @@ def read_locked_memory() -> LockedMemory:
 
 def require_locked_memory(environ: Mapping[str, str]) -> LockedMemory | None:
     """Return the limits, or None if this process uses no RDMA device; raise UserError if they are too low."""
-    if environ.get("NCCL_NET") == "Socket" or not any(_DEVICES.glob("uverbs*")):
+    if _chooses_tcp(environ) or not any(_DEVICES.glob("uverbs*")):
         return None
     found = read_locked_memory()
     if not found.suffices:
         raise _error(found.describe_problem(), environ)
     return found
+
+
+def _chooses_tcp(environ: Mapping[str, str]) -> bool:
+    """Return whether the user turned RDMA off; NCCL compares the name without case."""
+    return environ.get("NCCL_NET", "").lower() == "socket" or environ.get("NCCL_IB_DISABLE") == "1"
 
 
 def require_lock(found: LockedMemory, environ: Mapping[str, str]) -> float:
@@ -121,7 +126,11 @@ def _error(text: str, environ: Mapping[str, str]) -> UserError:
 def _try_lock(num_bytes: int) -> str | None:
     """Lock and release a buffer; return the reason if the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(-1, num_bytes) as buffer:
+    try:
+        mapped = mmap.mmap(-1, num_bytes)
+    except OSError as error:  # RLIMIT_AS, or no overcommitted memory
+        return error.strerror
+    with mapped as buffer:
         first = ctypes.c_char.from_buffer(buffer)
         refused = libc.mlock(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(num_bytes))
         reason = os.strerror(ctypes.get_errno()) if refused else None

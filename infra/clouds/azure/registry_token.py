@@ -6,6 +6,7 @@ https://github.com/Azure/acr/blob/main/docs/AAD-OAuth.md
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import time
 import urllib.error
@@ -35,7 +36,10 @@ class PushError(Exception):
 def refresh_token(server: str, entra_token: str) -> str:
     """Return a token of the registry, valid for three hours; raise PushError if it answers with an error."""
     form = {"grant_type": "access_token", "service": server, "access_token": entra_token}
-    return str(_post(server, "exchange", form).get("refresh_token", ""))
+    token = _post(server, "exchange", form).get("refresh_token")
+    if not token:
+        raise PushError("the registry answered without a token")
+    return str(token)
 
 
 async def push_token(server: str, repository: str, entra_token: str) -> str:
@@ -76,10 +80,18 @@ def _post(server: str, action: str, form: Mapping[str, str]) -> Mapping[str, obj
         with urllib.request.urlopen(url, urlencode(form).encode(), _TIMEOUT_SECONDS) as answer:  # noqa: S310  # http only
             found = json.load(answer)
     except urllib.error.HTTPError as error:
-        raise PushError(f"{error.code} {_message(error.read())}", error.code) from None
-    except (OSError, ValueError) as error:
+        raise PushError(f"{error.code} {_message(_read_body(error))}", error.code) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise PushError(str(getattr(error, "reason", error))) from None
     return found if isinstance(found, dict) else {}
+
+
+def _read_body(error: urllib.error.HTTPError) -> bytes:
+    """Return as much of an error's body as arrived."""
+    try:
+        return error.read()
+    except http.client.IncompleteRead as cut:
+        return cut.partial
 
 
 def _message(body: bytes) -> str:

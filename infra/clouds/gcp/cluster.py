@@ -15,7 +15,7 @@ from infra.clouds.gcp import monitoring
 from infra.clouds.gcp.network import PODS, SERVICES, Network
 from infra.clouds.gcp.nodes import SCOPES, NodePools
 from infra.clouds.gcp.settings import MAX_PODS_PER_NODE, Settings, account_id
-from infra.clouds.gcp.versions import CHANNEL, Maintenance
+from infra.clouds.gcp.versions import CHANNEL, UNTIL_END_OF_SUPPORT, Maintenance
 from infra.config.maintenance import Day
 
 #: The only project-wide role of a node: writing logs and metrics. Images and buckets are granted one by one.
@@ -55,7 +55,7 @@ class Cluster(pulumi.ComponentResource):
         self.workload_pool = f"{settings.gcp_project}.svc.id.goog"
         self.node_account, node_role = self._create_node_account()
         key, key_role = self._create_key()
-        self.control_plane = self._create_control_plane(key, [node_role, key_role, *network.nat])
+        self.control_plane = self._create_control_plane(key, [node_role, key_role, *network.nat, *network.firewalls])
         pools = NodePools(name, settings, network, self.control_plane, self.node_account, self)
         self.system_nodes = pools.create_system_pool()
         self.gpu_nodes = pools.create_gpu_pool()
@@ -264,7 +264,7 @@ def maintenance_policy(maintenance: Maintenance) -> gcp.container.ClusterMainten
         for one in maintenance.exclusions
     ]
     if not maintenance.automatic:
-        exclusions.append(_exclusion("until-end-of-support", _ANCHOR, end_time=None))
+        exclusions.append(_exclusion(UNTIL_END_OF_SUPPORT, _ANCHOR, end_time=None))
     return gcp.container.ClusterMaintenancePolicyArgs(
         recurring_window=gcp.container.ClusterMaintenancePolicyRecurringWindowArgs(
             start_time=f"{start.isoformat()}Z",

@@ -69,8 +69,7 @@ class Network(pulumi.ComponentResource):
             self.subnet = self._create_subnet(self.vpc)
             self.nat = (self._create_nat(self.subnet),)
             ranges = [settings.network.cidr, settings.network.pods_cidr]
-        self._allow_internal_traffic("nodes", self.vpc, ranges)
-        self._allow_webhooks()
+        self.firewalls = (self._allow_internal_traffic("nodes", self.vpc, ranges), self._allow_webhooks())
         self.fabric = self._create_fabric_networks() if settings.tcpx else ()
         self.register_outputs({"vpc": self.vpc.name, "subnet": self.subnet.name})
 
@@ -133,9 +132,9 @@ class Network(pulumi.ComponentResource):
 
     def _allow_internal_traffic(
         self, rule: str, vpc: gcp.compute.Network | Existing, sources: Sequence[pulumi.Input[str]]
-    ) -> None:
+    ) -> gcp.compute.Firewall:
         """Open all ports among nodes and pods: NCCL and c10d choose theirs when a job starts."""
-        gcp.compute.Firewall(
+        return gcp.compute.Firewall(
             f"{self._name}-{rule}",
             network=vpc.id,
             direction="INGRESS",
@@ -145,9 +144,9 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
 
-    def _allow_webhooks(self) -> None:
+    def _allow_webhooks(self) -> gcp.compute.Firewall:
         """Let the control plane reach the operators' webhooks."""
-        gcp.compute.Firewall(
+        return gcp.compute.Firewall(
             f"{self._name}-webhooks",
             network=self.vpc.id,
             direction="INGRESS",

@@ -74,7 +74,10 @@ class NodePools:
             placement_policy=gcp.container.NodePoolPlacementPolicyArgs(type="COMPACT") if settings.compact else None,
             # Flex-start nodes are returned, not repaired.
             management=gcp.container.NodePoolManagementArgs(auto_repair=not flex_start, auto_upgrade=True),
-            upgrade_settings=gcp.container.NodePoolUpgradeSettingsArgs(max_surge=0, max_unavailable=1),
+            # GKE itself chooses how flex-start nodes, which live for days, are upgraded.
+            upgrade_settings=None
+            if flex_start
+            else gcp.container.NodePoolUpgradeSettingsArgs(max_surge=0, max_unavailable=1),
             network_config=gcp.container.NodePoolNetworkConfigArgs(
                 enable_private_nodes=True, additional_node_network_configs=self._additional_networks()
             ),

@@ -21,6 +21,8 @@ END_OF_SUPPORT: Mapping[str, date | None] = {"1.35": date(2027, 4, 11), "1.36": 
 #: GKE requires 48 hours of maintenance in any 32 days, in which a weekly window lies four times.
 MIN_WINDOW_HOURS = 12
 MAX_EXCLUSIONS = 20
+#: The exclusion that `maintenance.automatic false` adds.
+UNTIL_END_OF_SUPPORT = "until-end-of-support"
 
 
 class Maintenance(maintenance.Maintenance):
@@ -38,12 +40,16 @@ class Maintenance(maintenance.Maintenance):
             key, message = "maintenance.hours", "GKE requires 48 hours of maintenance in any 32 days"
             allowed = f"{MIN_WINDOW_HOURS} to 24"
             yield Problem(key, message, allowed, fix_by_setting(key, MIN_WINDOW_HOURS), self.hours)
-        if len(self.exclusions) > MAX_EXCLUSIONS:
+        most = MAX_EXCLUSIONS if self.automatic else MAX_EXCLUSIONS - 1
+        if len(self.exclusions) > most:
             key, count = "maintenance.exclusions", len(self.exclusions)
-            fix = f"pulumi config rm --path '{key}[{MAX_EXCLUSIONS}]'"
-            yield Problem(key, "more exclusions than GKE accepts", f"at most {MAX_EXCLUSIONS}", fix, count)
+            fix = f"pulumi config rm --path '{key}[{most}]'"
+            yield Problem(key, "more exclusions than GKE accepts", f"at most {most}", fix, count)
         last = END_OF_SUPPORT[version]
         for index, exclusion in enumerate(self.exclusions):
+            if exclusion.name == UNTIL_END_OF_SUPPORT:
+                key, message = f"maintenance.exclusions[{index}].name", "the name of maintenance.automatic's exclusion"
+                yield Problem(key, message, "another name", fix_by_setting(key, "long-run"), exclusion.name)
             if last and exclusion.end > last:
                 key = f"maintenance.exclusions[{index}].end"
                 message = f"after the end of support of Kubernetes {version}"

@@ -191,6 +191,7 @@ def _run(
     asyncio.set_event_loop(_loop())
     runtime_settings.set_root_resource(None)
     mocks.set_mocks(monitor.mocks, project=PROJECT, stack=stack, monitor=monitor)
+    runtime_settings.SETTINGS.root_directory = str(ROOT)
     pulumi.runtime.set_all_config(dict(config), [])
     try:
         # The program itself asks an Azure registry for a token, which no mock of a provider can answer.

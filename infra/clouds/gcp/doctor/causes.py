@@ -91,6 +91,13 @@ RESERVATION = Cause(
     "{fix}",
     guide="gcloud compute reservations list, then set gpu.reservation_id and gpu.nodes.desired to match",
 )
+KEY_GRANT = Cause(
+    "gcp-key-grant",
+    "the cluster is refused with `cloudkms.cryptoKeyVersions.useToEncrypt` denied",
+    "GKE's grant on the key of Kubernetes secrets has not arrived; Google allows seven minutes and more",
+    "pulumi up",
+    errors=("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt"),
+)
 BUCKET = Cause(
     "gcp-bucket",
     "the trainer exits with `403` or `404` for its bucket",
@@ -115,6 +122,6 @@ EXISTING_NETWORK = Cause(
 )
 CAUSES = (
     CREDENTIALS, PROJECT, BILLING, DENIED, UNREACHABLE, SERVICE, PLUGIN, VERSION,
-    DRIVER, MAINTENANCE, OFFER, QUOTA, CAPACITY, RESERVATION, BUCKET,
+    DRIVER, MAINTENANCE, OFFER, QUOTA, CAPACITY, RESERVATION, KEY_GRANT, BUCKET,
     EXISTING_NETWORK,
 )  # fmt: skip
