@@ -31,6 +31,7 @@ GUIDES_ONLY = {
     "gcp-capacity",
     "gcp-driver",
     "gcp-maintenance",
+    "gcp-key-grant",
     "image-immutable",
     "image-push",
 }
