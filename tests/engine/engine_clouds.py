@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc
+import simulated_aks
 import simulated_autoscaler
 import simulated_aws
 import simulated_azure
@@ -69,7 +70,7 @@ def _invokes() -> dict[str, Invoke]:
     def invoke(token: str) -> Invoke:
         return lambda world, arguments: _with_new_credentials(_CALLS[token](arguments))
 
-    return {token: invoke(token) for token in _CALLS} | dict(simulated_aws.CALLS)
+    return {token: invoke(token) for token in _CALLS} | dict(simulated_aws.CALLS) | dict(simulated_aks.CALLS)
 
 
 #: Credentials in function results, by their keys in the mocks, and the prefix of each.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Network
 
 from engine_values import at
@@ -102,37 +102,58 @@ def _outbound_addresses(world: World, subnet: str | None) -> Iterator[str]:
 
 
 def pool_created(world: World, inputs: Inputs) -> None:
-    """Refuse a pool without a size, outside its limits, or newer than the control plane."""
-    count = inputs.get("count")
-    if not inputs.get("enableAutoScaling"):
-        _require_count(inputs)
-    elif count is not None and not inputs["minCount"] <= count <= inputs["maxCount"]:
-        raise Refused("InvalidParameter: count is outside minCount and maxCount")
+    """Refuse a pool without a number of nodes, outside its limits, or newer than the control plane.
+
+    kubernetes-sigs/cluster-api-provider-azure#5947 has the message about the limits.
+    """
+    count = _require_count(inputs)
+    if inputs.get("enableAutoScaling") and not inputs["minCount"] <= count <= inputs["maxCount"]:
+        raise Refused(f"InvalidParameter: agentPoolProfile.count was {count}. It must be within minCount and maxCount")
     _check_version(world, inputs)
 
 
 def pool_updated(world: World, pool: Resource, inputs: Inputs) -> None:
-    """Refuse to resize a pool that the autoscaler owns, and a version above the control plane's.
+    """Refuse another number than the running one for a pool that the autoscaler owns, and a version above the cluster.
 
-    A stored count that differs from the present one is such a resize: Azure/AKS#1248, #1627.
+    terraform-provider-azurerm#4543, Azure/AKS#1627. A minimum may exceed the running number, a maximum may not be below
+    it: azure-cli-extensions#1606.
     """
-    if not (inputs.get("enableAutoScaling") and pool.inputs.get("enableAutoScaling")):
-        _require_count(inputs)
-    elif inputs.get("count") not in (None, pool.inputs.get("count", pool.inputs["minCount"])):
-        raise Refused("BadRequest: Cannot manually scale and enable cluster autoscaler in the same update operation")
+    count = _require_count(inputs)
+    if inputs.get("enableAutoScaling") and pool.inputs.get("enableAutoScaling"):
+        if count != pool.inputs.get("count", pool.inputs["minCount"]):
+            message = "Please disable cluster autoscaler in the cluster to manually scale"
+            raise Refused(
+                f"Cannot manually scale AgentPool of an AKS cluster with cluster autoscaler enabled. {message}"
+            )
+        if count > inputs["maxCount"]:
+            raise Refused(f"InvalidParameter: agentPoolProfile.count was {count}. It must be at most maxCount")
     _check_version(world, inputs)
 
 
-def keep_count(world: World, pool: Resource, old: Inputs) -> None:
-    """Keep the number of nodes of a request that names none: Azure/ARO-HCP#3659."""
-    if "count" in old and pool.inputs.get("count") is None:
-        pool.inputs = {**pool.inputs, "count": old["count"]}
+def _require_count(inputs: Inputs) -> int:
+    """Return the number of nodes, which every request needs, autoscaled or not.
 
-
-def _require_count(inputs: Inputs) -> None:
-    """Refuse a pool without a size that no autoscaler sizes: pulumi-azure-native#2943."""
+    Azure/azure-service-operator#3220, pulumi-azure-native#2943; azurerm always sends it (#6094).
+    """
     if inputs.get("count") is None:
         raise Refused("InvalidParameter: Required parameter properties.count is missing (null)")
+    return int(inputs["count"])
+
+
+def describe_cluster(world: World, arguments: Inputs) -> Inputs:
+    """Return the pools of a cluster with the numbers of their nodes, as getManagedCluster does."""
+    pools = [one.inputs for one in world.of_type(POOL) if one.inputs["resourceName"] == arguments["resourceName"]]
+    profiles = [{**pool, "name": pool["agentPoolName"]} for pool in pools]
+    for cluster in world.of_type(CLUSTER):
+        if cluster.computed["name"] == arguments["resourceName"]:
+            return {**arguments, "agentPoolProfiles": [*cluster.inputs["agentPoolProfiles"], *profiles]}
+    raise Refused(f"ResourceNotFound: {arguments['resourceName']}")
+
+
+#: The functions that read from this cloud.
+CALLS: Mapping[str, Callable[[World, Inputs], Inputs]] = {
+    "azure-native:containerservice:getManagedCluster": describe_cluster,
+}
 
 
 def _check_version(world: World, inputs: Inputs) -> None:

@@ -247,7 +247,6 @@ RULES: Mapping[str, Rules] = {
         ),
         on_create=simulated_aks.pool_created,
         on_update=simulated_aks.pool_updated,
-        on_updated=simulated_aks.keep_count,
     ),
     f"{_A}compute:ProximityPlacementGroup": Rules(
         ("location",), {_AGENTS: "OperationNotAllowed: used by virtual machines"}

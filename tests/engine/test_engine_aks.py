@@ -115,8 +115,10 @@ def test_a_version_that_no_region_has_is_refused(world: World) -> None:
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
+        ({"count": None}, "count is missing"),
         ({"count": None, "enableAutoScaling": False}, "count is missing"),
-        ({"count": 5}, "outside minCount and maxCount"),
+        ({"count": 5}, "within minCount and maxCount"),
+        ({"count": 0, "minCount": 1}, "within minCount and maxCount"),
     ],
 )
 def test_a_pool_needs_a_size_within_its_limits(world: World, changed: dict[str, Any], error: str) -> None:
@@ -125,15 +127,27 @@ def test_a_pool_needs_a_size_within_its_limits(world: World, changed: dict[str, 
         world.create(POOL, "gpu", _pool(cluster, **changed))
 
 
-def test_a_stored_size_does_not_resize_a_pool_that_the_autoscaler_owns(world: World) -> None:
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({}, "Cannot manually scale"),
+        ({"count": None}, "count is missing"),
+        ({"count": 2, "maxCount": 1}, "at most maxCount"),
+        ({"count": 2, "maxCount": 8}, None),
+        ({"count": 2, "minCount": 3}, None),
+    ],
+)
+def test_an_update_of_an_autoscaled_pool_names_the_running_number_of_nodes(
+    world: World, changed: dict[str, Any], error: str | None
+) -> None:
     cluster = world.create(CLUSTER, "stack-aks", _cluster(world))
     pool = world.create(POOL, "gpu", _pool(cluster))
     pool.inputs = {**pool.inputs, "count": 2}
-    with pytest.raises(Refused, match="Cannot manually scale"):
-        world.update(POOL, pool.id, _pool(cluster, maxCount=8))
-    world.update(POOL, pool.id, _pool(cluster, maxCount=8, count=2))
-    world.update(POOL, pool.id, {key: value for key, value in _pool(cluster).items() if key != "count"})
-    assert pool.inputs["count"] == 2, "AKS keeps the nodes if a request names no number"
+    if error is None:
+        world.update(POOL, pool.id, _pool(cluster, **changed))
+        return
+    with pytest.raises(Refused, match=error):
+        world.update(POOL, pool.id, _pool(cluster, **changed))
 
 
 def test_the_derived_name_of_the_nodes_group_has_at_most_80_characters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pulumi
 import pytest
 from azure_stack import (
     CHOSEN,
@@ -19,16 +20,28 @@ from azure_stack import (
     releases,
 )
 
+from infra.clouds.azure.live import plan_num_nodes
+
 
 def test_all_gpu_nodes_are_in_one_scale_set_with_the_configured_limits(stack: Stack) -> None:
     (pool,) = stack("azure").of_type(POOL)
     assert pool.inputs["type"] == "VirtualMachineScaleSets"
     assert pool.inputs["vmSize"] == "Standard_ND96asr_v4"
     assert (pool.inputs["minCount"], pool.inputs["maxCount"]) == (0, 2)
-    assert "count" not in pool.inputs, "AKS starts at the minimum; a stored number would resize the pool at each change"
-    assert pool.ignored == (), "a number that a refresh stored would stay in the state"
+    assert pool.inputs["count"] == 0, "AKS refuses a pool without a number of nodes"
+    assert pool.ignored == (), "a stored number would be sent with the next change, and AKS refuses it"
     assert pool.inputs["enableAutoScaling"] is True
     assert pool.inputs["nodeLabels"] == {"nvidia.com/gpu.present": "true"}
+
+
+@pytest.mark.parametrize(("live", "expected"), [(None, 1), (1, 1), (3, 3), (0, 0)])
+def test_a_request_names_the_running_number_of_nodes(live: int | None, expected: int) -> None:
+    assert plan_num_nodes((1, 4), live, "azure") == expected
+
+
+def test_a_maximum_below_the_running_number_of_nodes_is_refused() -> None:
+    with pytest.raises(pulumi.RunError, match=r"got 2; allowed: 3 or more\. Fix: pulumi config set --path gpu.nodes"):
+        plan_num_nodes((0, 2), 3, "azure")
 
 
 def test_the_job_and_all_daemons_of_gpu_nodes_tolerate_the_spot_taint(stack: Stack) -> None:
@@ -73,7 +86,7 @@ def test_reserved_nodes_use_the_reservation_group_and_aks_has_a_role_on_it(stack
     recording = stack("azure", RESERVED)
     pool = recording.one(POOL)
     assert pool.inputs["capacityReservationGroupID"] == RESERVATION
-    assert pool.inputs["minCount"] == 2, "reserved machines are billed, used or not"
+    assert (pool.inputs["minCount"], pool.inputs["count"]) == (2, 2), "reserved machines are billed, used or not"
     role = recording.one(ROLE, "azure-reservation")
     assert role.inputs["scope"] == RESERVATION
     assert recording.needs(pool, role)

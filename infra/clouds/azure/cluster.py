@@ -11,7 +11,7 @@ import pulumi_kubernetes as k8s
 import yaml
 from pulumi_azure_native import authorization, compute, containerservice, managedidentity
 
-from infra.clouds.azure import upgrades
+from infra.clouds.azure import live, upgrades
 from infra.clouds.azure.identity import Principal, Principals, Role, administrators, grant
 from infra.clouds.azure.network import PrivateNetwork
 from infra.clouds.azure.settings import GENERATED_SUFFIX, Settings, physical_name
@@ -23,6 +23,8 @@ _SPOT_LABEL = {"kubernetes.azure.com/scalesetpriority": "spot"}
 
 #: AKS, naming restrictions.
 _MAX_GROUP_NAME = 80
+
+_GPU_POOL = "gpu"
 
 #: The Entra application of the AKS server, the same in all tenants (AKS, kubelogin documentation).
 _AKS_SERVER_ID = "6dae42f8-4368-4678-94ff-3960e28e3630"
@@ -192,9 +194,10 @@ class AksCluster(pulumi.ComponentResource):
         """Create the autoscaled GPU pool: one scale set, hence one InfiniBand network."""
         settings, spot = self._settings, self._settings.interruptible
         placement, roles = self._create_placement()
+        bounds = settings.num_min_nodes, settings.gpu.nodes.max
         return containerservice.AgentPool(
             f"{self._name}-gpu",
-            agent_pool_name="gpu",
+            agent_pool_name=_GPU_POOL,
             resource_group_name=self._network.resource_group.name,
             resource_name_=self.managed.name,
             mode="User",
@@ -208,10 +211,9 @@ class AksCluster(pulumi.ComponentResource):
             os_disk_size_gb=256,
             gpu_profile=containerservice.GPUProfileArgs(driver="Install" if settings.driver == "aks" else "None"),
             enable_auto_scaling=True,
-            # Without `count` AKS starts with `min_count` nodes, and an update leaves the number to the autoscaler. A
-            # stored number would be sent with every change (Azure/AKS#1627, Azure/ARO-HCP#3659).
-            min_count=settings.num_min_nodes,
-            max_count=settings.gpu.nodes.max,
+            count=live.num_nodes(bounds, _GPU_POOL, settings.stack, self._network.resource_group.name, self.managed),
+            min_count=bounds[0],
+            max_count=bounds[1],
             node_labels=dict(GPU_LABEL) | (_SPOT_LABEL if spot else {}),
             node_taints=[f"{taint.key}={taint.value}:{taint.effect}" for taint in taints(settings)],
             availability_zones=settings.zones,

@@ -81,6 +81,7 @@ CALLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "tenantId": "tenant",
     },
     "azure-native:authorization:getClientToken": lambda arguments: {"token": "entra-token-of-the-caller"},
+    "azure-native:containerservice:getManagedCluster": lambda arguments: {"agentPoolProfiles": []},
     "azure-native:containerservice:listManagedClusterUserCredentials": lambda arguments: {
         "kubeconfigs": [{"name": "clusterUser", "value": base64.b64encode(KUBECONFIG.encode()).decode()}]
     },
