@@ -6,6 +6,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_LOGGER = logging.getLogger(__name__)
+
 #: The output of a component that holds a tunnel's facts.
 OUTPUT = "tunnel"
 #: How long a new machine may take until it accepts a session, and the pause between two attempts.
@@ -31,6 +34,10 @@ START_SECONDS, PAUSE_SECONDS = 300.0, 1.0
 #: How long a machine that ran before may take.
 REOPEN_SECONDS = 60.0
 _HANDSHAKE_SECONDS = 10
+#: How often a tunnel is used. Session Manager ends a session after 20 idle minutes, or as the account has set it:
+#: https://docs.aws.amazon.com/systems-manager/latest/userguide/session-preferences-timeout.html
+KEEP_ALIVE_SECONDS = 50.0
+_MAX_PAUSE_SECONDS = 60.0
 #: How long the command may take to end after SIGTERM.
 _GRACE_SECONDS = 2.0
 #: Ports below the range from which Linux and macOS choose ports of their own.
@@ -147,10 +154,6 @@ class Session:
         """Return whether the command has ended by itself."""
         return self._guard.poll() is not None
 
-    def wait(self) -> None:
-        """Wait until the command ends."""
-        self._guard.wait()
-
     def errors(self) -> str:
         """Return the last line of standard error without its full stop, empty without any."""
         self._errors.seek(0)
@@ -200,25 +203,79 @@ def _check(tunnel: Tunnel, message: str, *, has_ended: bool, is_late: bool) -> N
         raise NotOpenError(reason, f"run this until it works, then try again: {command}")
 
 
+class Keeper:
+    """A thread that uses a tunnel often enough and opens it again when its session has ended, until `close`.
+
+    Sessions end while a long step, such as the build of an image, leaves them idle, and sometimes for no reason:
+    https://github.com/aws/session-manager-plugin/issues/135
+    """
+
+    def __init__(self, tunnel: Tunnel, session: Session) -> None:
+        """Keep this session, which is closed with the keeper."""
+        self._tunnel, self._session = tunnel, session
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until another thread closes the tunnel, or for Ctrl-C."""
+        self._closed.wait()
+
+    def close(self) -> None:
+        """Close the tunnel."""
+        self._closed.set()
+        self._thread.join()
+        self._session.close()
+
+    def _keep(self) -> None:
+        pause, used = PAUSE_SECONDS, time.monotonic()
+        while not self._closed.wait(pause):
+            if self._session.has_ended:
+                self._reopen(self._session.errors() or "no message")
+                pause, used = min(2 * pause, _MAX_PAUSE_SECONDS), time.monotonic()
+            elif time.monotonic() - used >= KEEP_ALIVE_SECONDS:
+                if not (self._answers() or self._answers()):
+                    self._reopen("the API server does not answer")
+                pause, used = PAUSE_SECONDS, time.monotonic()
+
+    def _answers(self) -> bool:
+        try:
+            return self._tunnel.answers()
+        except TunnelError as error:
+            _LOGGER.warning("%s", error)
+            return False
+
+    def _reopen(self, reason: str) -> None:
+        _LOGGER.warning("the tunnel to the Kubernetes API is opened again, because it ended: %s", reason)
+        self._session.close()
+        self._session = Session(self._tunnel.command)
+
+
 @contextmanager
 def held(tunnel: Tunnel | None, seconds: float = START_SECONDS) -> Iterator[None]:
     """Hold the tunnel open, if there is one."""
-    session = start(tunnel, seconds) if tunnel else None
+    keeper = hold(tunnel, seconds) if tunnel else None
     try:
         yield
     finally:
-        if session:
-            session.close()
+        if keeper:
+            keeper.close()
 
 
-#: The sessions of this process, which end with it.
-_SESSIONS: list[Session] = []
+def hold(tunnel: Tunnel, seconds: float = START_SECONDS) -> Keeper | None:
+    """Open the tunnel until the keeper is closed; None if another process holds it already."""
+    session = start(tunnel, seconds)
+    return Keeper(tunnel, session) if session else None
+
+
+#: The tunnels of this process, which end with it.
+_KEEPERS: list[Keeper] = []
 
 
 def hold_until_exit(tunnel: Tunnel) -> None:
     """Hold the tunnel open until this process ends."""
-    if session := start(tunnel):
-        _SESSIONS.append(session)
+    if keeper := hold(tunnel):
+        _KEEPERS.append(keeper)
 
 
 def _guard(command: Sequence[str]) -> int:

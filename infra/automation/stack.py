@@ -245,19 +245,16 @@ class LiveStack:
                 f"Fix: python -m infra outputs --stack {self.name}"
             )
         try:
-            session = tunnel.start(found)
+            keeper = tunnel.hold(found)
         except tunnel.TunnelError as error:
             raise OperationError(str(error)) from None
-        if session is None:
+        if keeper is None:
             raise OperationError(f"another process holds the tunnel of stack {self.name!r} already; it can be used")
         on_open(found)
         try:
-            session.wait()
-            reason = session.errors() or "no message"
-            ended = f"the tunnel ended: {reason}. Fix: python -m infra tunnel --stack {self.name}"
+            keeper.wait()
         finally:
-            session.close()
-        raise OperationError(ended)
+            keeper.close()
 
     @contextmanager
     def _hold_tunnel_of_state(self, verb: str, options: Mapping[str, Any]) -> Iterator[None]:

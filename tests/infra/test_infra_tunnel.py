@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -93,6 +95,46 @@ def test_the_plugin_ends_with_the_tunnel_even_if_it_ignores_the_first_signal(
     with tunnel.held(opened):
         assert opened.answers()
     assert not opened.answers(), "`aws` ended at the first signal, and left its child behind"
+
+
+def wait_for_sessions(folder: Path, number: int) -> None:
+    """Wait until the fake `aws` has been started so often."""
+    for _ in range(400):
+        if len((folder / "calls").read_text().splitlines()) >= number:
+            return
+        threading.Event().wait(0.05)
+    pytest.fail(f"session {number} was never started")
+
+
+def wait_until_open(opened: tunnel.Tunnel) -> None:
+    for _ in range(400):
+        if opened.answers():
+            return
+        threading.Event().wait(0.05)
+    pytest.fail("the tunnel stays closed")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGSTOP"])
+def test_a_session_that_ends_or_stalls_is_opened_again(
+    name: str, opened: tunnel.Tunnel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr(tunnel, "_HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setenv("AWS_PIDS", str(tmp_path / "pids"))
+    with tunnel.held(opened):
+        os.kill(int((tmp_path / "pids").read_text().split()[0]), getattr(signal, name))
+        wait_for_sessions(tmp_path, 2)
+        wait_until_open(opened)
+    assert not opened.answers(), "the second session must end with the tunnel, too"
+
+
+def test_an_idle_tunnel_is_used(opened: tunnel.Tunnel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "KEEP_ALIVE_SECONDS", 0.1)
+    used = threading.Semaphore(0)
+    answers = tunnel.Tunnel.answers
+    monkeypatch.setattr(tunnel.Tunnel, "answers", lambda self: (answers(self), used.release())[0])
+    with tunnel.held(opened):
+        assert all(used.acquire(timeout=20) for _ in range(6)), "Session Manager ends an idle session"
 
 
 def test_a_second_process_uses_the_tunnel_that_is_open(opened: tunnel.Tunnel, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ import json, os, signal, socket, sys, threading, time
 from pathlib import Path
 words = sys.argv[1:]
 Path(os.environ["AWS_CALLS"]).open("a").write(json.dumps(words) + "\\n")
+if "AWS_PIDS" in os.environ:
+    Path(os.environ["AWS_PIDS"]).open("a").write(f"{{os.getpid()}}\\n")
 calls = len(Path(os.environ["AWS_CALLS"]).read_text().splitlines())
 if calls <= int(os.environ.get("AWS_NOT_READY", "0")):
     sys.exit("An error occurred (TargetNotConnected) when calling the StartSession operation: i-0 is not connected.")
