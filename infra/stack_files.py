@@ -13,14 +13,35 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from infra import stack as stacks
-from infra.config.problems import Problem, SettingsError
+from infra.config.problems import Problem, SettingsError, quote
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Stands for a value that only the engine can decrypt.
 ENCRYPTED = "[secret]"
+#: The form of booleans and numbers, and their first letters.
+_RESOLVERS: Mapping[str, tuple[str, str]] = {
+    "tag:yaml.org,2002:bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    "tag:yaml.org,2002:int": (r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0[0-7_]+)$", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+0123456789.",
+    ),
+}
 _NAMESPACE = re.compile(r"([^.:\[\]\"]+):")
 #: One step of a path as `pulumi config set --path` reads it: a key, an index, or a key in brackets.
 _PART = re.compile(r'(?:^|\.)(?P<key>[^.\[\]"]+)|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]')
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain words as Pulumi does (YAML 1.2): 12:30 is text instead of 750, and yes is text instead of true."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag not in _RESOLVERS]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, (_pattern, _letters) in _RESOLVERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_letters))
 
 
 class _AnyKeys(BaseModel):
@@ -59,13 +80,32 @@ class Configuration:
         return stacks.decode(self.values, self.project)[0]
 
     def _fix_where_set(self, problem: Problem) -> Problem:
-        """Replace the fix of a key from the command line with the corrected option."""
-        if problem.key not in self.overrides:
-            return problem
-        words = shlex.split(problem.fix.partition("; pulumi ")[0])
-        sets = words[:3] == ["pulumi", "config", "set"]
-        fix = f"--set {words[-2]}={words[-1]}" if sets else f"leave --set {problem.key}=... out"
-        return replace(problem, fix=fix)
+        """Replace commands for keys from the command line, which the options override, with corrected options."""
+        fixes = [self._as_option(command, problem.key) for command in problem.fix.split("; ")]
+        return replace(problem, fix="; ".join(dict.fromkeys(fixes)))
+
+    def _as_option(self, command: str, problem_key: str) -> str:
+        """Return the option that does the same as a command, or the command if no option concerns its key."""
+        if not command.startswith(("pulumi config set ", "pulumi config rm ")):
+            return command
+        words = shlex.split(command)
+        removes = words[2] == "rm"
+        key, value = (words[-1], "") if removes else words[-2:]
+        options = sorted(option for option in self.overrides if self._overlap(option, key))
+        if removes:
+            return " and ".join(f"leave --set {option}=... out" for option in options) or command
+        if not options and not any(self._overlap(option, problem_key) for option in self.overrides):
+            return command
+        return f'--set "{key}={value}"' if value.startswith("$(") else f"--set {quote(f'{key}={value}')}"
+
+    def _overlap(self, option: str, key: str) -> bool:
+        """Return whether one of two paths is the other one, or the path of a section around it."""
+        try:
+            one, two = _parts(option, self.project), _parts(key, self.project)
+        except ValueError:
+            return False
+        shorter = min(len(one), len(two))
+        return one[:shorter] == two[:shorter]
 
 
 def list_stacks(folder: Path = ROOT) -> list[str]:
@@ -106,7 +146,7 @@ def parse_assignments(texts: list[str]) -> dict[str, str]:
 def _load_yaml(path: Path) -> dict[str, object]:
     """Return a file's mapping, empty if it is another document; raise ValueError if the file cannot be read."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

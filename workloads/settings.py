@@ -44,7 +44,10 @@ class Dataset(Section):
     """
 
     source: str | None = Field(
-        None, pattern=r"^(bucket|(s3|gs|abfs|file|https?)://.+|/.+)$", examples=["bucket", "s3://other/criteo"]
+        None,
+        pattern=r"^(bucket|(s3|gs|abfs|file|https?)://.+|/.+)$",
+        description="bucket, a URI (s3, gs, abfs, file, http or https) or an absolute path",
+        examples=["bucket", "s3://other/criteo"],
     )
     name: str = Field("criteo", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$", examples=["criteo"])
     preprocess: bool = True

@@ -27,7 +27,11 @@ Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday"
 class Exclusion(Section):
     """A period without upgrades, from 00:00 UTC of its first day to the end of its last day."""
 
-    name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$", examples=["long-run"])
+    name: str = Field(
+        pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="a lowercase letter, then at most 39 of a-z, 0-9 and -, the last no hyphen",
+        examples=["long-run"],
+    )
     start: Date
     end: Date = Field(le=date(2100, 12, 31))
 
@@ -47,7 +51,7 @@ class Maintenance(Section):
     """
 
     day: Day = "saturday"
-    start: str = Field("02:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", examples=["02:00"])
+    start: str = Field("02:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$", description="HH:MM in UTC", examples=["02:00"])
     hours: int = Field(12, ge=4, le=24)
     exclusions: tuple[Exclusion, ...] = ()
 

@@ -49,7 +49,7 @@ def _path_option(key: str) -> str:
 
 def quote(word: str) -> str:
     """Quote a word for the shell if it needs quotes; unlike `shlex.quote`, leave a comma bare."""
-    safe = word and all(letter.isalnum() or letter in "._:/-," for letter in word)
+    safe = word and all(letter.isalnum() or letter in "._:/-,=" for letter in word)
     return word if safe else "'" + word.replace("'", "'\\''") + "'"
 
 

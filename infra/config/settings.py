@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from ipaddress import IPv4Network
+from ipaddress import AddressValueError, IPv4Network, NetmaskValueError
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -18,12 +18,24 @@ WORK_FOLDER = "work"
 
 def _normalize_cidr(value: str) -> str:
     """Return the range in its usual spelling; raise ValueError if it is none."""
-    return str(IPv4Network(value))
+    try:
+        return str(IPv4Network(value))
+    except NetmaskValueError:
+        raise ValueError("not a range of IPv4 addresses: the prefix is 0 to 32") from None
+    except AddressValueError:
+        raise ValueError("not a range of IPv4 addresses") from None
 
 
 Cidr = Annotated[str, AfterValidator(_normalize_cidr), Field(examples=["10.0.0.0/16"])]
 #: A tag or label that every cloud accepts: the strictest one allows these characters, 63 at most.
-Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$", examples=["ml-platform"])]
+Label = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?$",
+        description="1 to 63 of a-z, 0-9, _ and -, with a letter or digit at both ends",
+        examples=["ml-platform"],
+    ),
+]
 
 
 class Section(BaseModel):
@@ -77,7 +89,7 @@ class StorageSettings(Section):
     """The shared storage for datasets, and whether `pulumi destroy` keeps the checkpoints."""
 
     size_gib: int = Field(1200, gt=0)
-    mount_path: str = Field("/data", pattern=r"^/[a-zA-Z0-9/_.-]+$", examples=["/data"])
+    mount_path: str = Field("/data", pattern=r"^/[a-zA-Z0-9/_.-]+$", description="an absolute path", examples=["/data"])
     on_destroy: Literal["keep", "delete"] = "keep"
 
 
@@ -137,7 +149,12 @@ class StackSettings(Section):
     project: str
     stack: str
     cloud: str
-    namespace: str = Field("training", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["training"])
+    namespace: str = Field(
+        "training",
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        description="1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends",
+        examples=["training"],
+    )
     gpu: GpuSettings = GpuSettings()
     storage: StorageSettings = StorageSettings()
     tags: Tags

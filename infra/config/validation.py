@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
@@ -18,14 +19,15 @@ Path = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_SECTION_TYPES = ("model_type", "model_attributes_type", "dict_type")
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "string": "text",
     "date": "a date, for example 2026-12-01",
-    "dict": "keys and values",
-    "model": "keys and values",
+    "dict": "a section with keys",
+    "model": "a section with keys",
 }
 #: Set by the program, never by the user.
 _DERIVED = ("project", "stack")
@@ -111,7 +113,10 @@ class _Translator:
         if item["type"] == "missing":
             return _missing(key, info)
         if item["type"] == "tuple_type":
-            return [Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", fix_by_removing(key), item["input"])]
+            return [_not_a_list(key, info, item["input"])]
+        section = _section(info) or (self.model if not item["loc"] else None)
+        if section and item["type"] in _SECTION_TYPES:
+            return [_not_a_section(key, section, item["input"])]
         if item["input"] is None and path and isinstance(path[-1], int):
             # Of several gaps only one is reported at a time: every removal moves the entries after it.
             names, fix = _dotted(path[:-1]), fix_by_removing(key)
@@ -121,16 +126,15 @@ class _Translator:
             # Keys of the section contradict each other: the user decides which of them to change.
             return [Problem(key, message, "keys that agree", fix_by_setting(f"{key}.<key>", "<value>"), item["input"])]
         example = _example(info) if info else "<value>"
-        allowed, value = _allowed(item, example)
-        return [Problem(key, message[:1].lower() + message[1:], allowed, fix_by_setting(key, value), item["input"])]
+        allowed, value = _allowed(item, example, info)
+        return [Problem(key, _describe(item), allowed, fix_by_setting(key, value), item["input"])]
 
     def _unknown(self, key: str, item: ErrorDetails) -> Problem:
         """Return the problem of an unknown key, with the keys that its section allows."""
         *parents, last = item["loc"]
         owner: type[BaseModel] = self.model
-        for depth, part in enumerate(parents, start=1):
-            info = _field(self.model, item["loc"][:depth])
-            owner = (_section_of_items(info) if isinstance(part, int) else _section(info)) or owner
+        for depth in range(1, len(parents) + 1):
+            owner = _section(_field(self.model, item["loc"][:depth])) or owner
         new_key = getattr(owner, "renamed", {}).get(str(last))
         if new_key:
             scalar = isinstance(item["input"], str | int | float)
@@ -150,13 +154,25 @@ def _field(model: type[BaseModel], path: Path) -> FieldInfo | None:
     info: FieldInfo | None = None
     for part in path:
         if isinstance(part, int):
-            owner = _section_of_items(info)
+            owner, info = _section_of_items(info), _entry(info)
             continue
-        found = owner.model_fields.get(part) if owner else None
+        found = owner.model_fields.get(part) if owner else _entry(info)
         if found is None:
             break
         info, owner = found, _section(found)
     return info
+
+
+def _entry(info: FieldInfo | None) -> FieldInfo | None:
+    """Return the field of one entry of a list or of named entries; a list's own example is one of an entry."""
+    arguments = get_args(info.annotation) if info else ()
+    origin = get_origin(info.annotation) if info else None
+    if info is None or origin not in (tuple, dict):
+        return info
+    entry = FieldInfo.from_annotation(arguments[0] if origin is tuple else arguments[1])
+    if origin is tuple and info.examples:
+        entry.examples = info.examples
+    return entry
 
 
 def _section_of_items(info: FieldInfo | None) -> type[BaseModel] | None:
@@ -182,18 +198,67 @@ def _spell(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _allowed(item: ErrorDetails, example: object) -> tuple[str, object]:
+def _not_a_list(key: str, info: FieldInfo | None, value: object) -> Problem:
+    """Return the problem of a single value instead of a list, with that value as the list's first entry."""
+    entry = _entry(info)
+    first = value if isinstance(value, str | int | float) and value else _example(entry) if entry else "<value>"
+    fix = fix_by_removing(key)
+    if _section_of_items(info) is None:
+        fix += f"; {fix_by_setting(f'{key}[0]', first)}"
+    return Problem(key, "not a list", f"a list: {key}[0], {key}[1] ...", fix, value)
+
+
+def _not_a_section(key: str, section: type[BaseModel], value: object) -> Problem:
+    """Return the problem of a single value instead of a section; a number is proposed for its last numeric key."""
+    leaves = {name: info for name, info in section.model_fields.items() if _section(info) is None}
+    numbers = [name for name, info in leaves.items() if info.annotation is int]
+    is_number = isinstance(value, int | float | str) and str(value).isdigit()
+    keys = ", ".join(f"{key}.{name}" for name in section.model_fields if name not in _DERIVED)
+    fix = fix_by_removing(key)
+    if is_number and numbers:
+        fix += f"; {fix_by_setting(f'{key}.{numbers[-1]}', value)}"
+    return Problem(key, f"not {_KINDS['model']}", keys, fix, value)
+
+
+def _describe(item: ErrorDetails) -> str:
+    """Return what is wrong with a value in plain words."""
+    context, kind = item.get("ctx", {}), item["type"].split("_")[0]
+    if "expected" in context:
+        return "unknown value"
+    if context.keys() & {"ge", "gt"}:
+        return "too small"
+    if context.keys() & {"le", "lt"}:
+        return "too large"
+    if "pattern" in context:
+        return "not of this form"
+    if kind in _KINDS:
+        return f"not {_KINDS[kind].partition(',')[0]}"
+    message = item["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _closest(value: object, options: Sequence[str], info: FieldInfo | None) -> str:
+    """Return the allowed value that is closest to `value`, or else the default."""
+    if isinstance(value, int | float | str) and re.fullmatch(r"\d+", str(value)) and all(map(str.isdigit, options)):
+        return min(options, key=lambda option: abs(int(option) - int(value)))
+    close = difflib.get_close_matches(str(value), options, n=1)
+    default = str(info.default) if info else ""
+    return close[0] if close else default if default in options else options[0]
+
+
+def _allowed(item: ErrorDetails, example: object, info: FieldInfo | None) -> tuple[str, object]:
     """Return the allowed values in words, and one of them."""
     context = item.get("ctx", {})
     if "expected" in context:
-        words = str(context["expected"])
-        return words, words.split(",")[0].split(" or ")[0].strip("'")
+        options = [option.strip("'") for option in re.split(r", | or ", str(context["expected"]))]
+        return " | ".join(options), _closest(item["input"], options, info)
     for bound, words in _BOUNDS.items():
         if bound in context:
             limit = context[bound]
             return f"{words} {limit}", limit + {"gt": 1, "lt": -1}.get(bound, 0)
     if "pattern" in context:
-        return f"text matching {context['pattern']}", example
+        shown = f"for example {_spell(example)}"
+        return f"{info.description}, {shown}" if info and info.description else shown, example
     return _KINDS.get(item["type"].split("_")[0], f"for example {_spell(example)}"), example
 
 
@@ -201,5 +266,6 @@ def _dotted(path: Path) -> str:
     """Return a path as the user types it, such as `gpu.zones[0]`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        named = isinstance(part, str) and re.fullmatch(r"[\w:-]+", part)
+        text += (f".{part}" if text else part) if named else f"[{part}]" if isinstance(part, int) else f'["{part}"]'
     return text

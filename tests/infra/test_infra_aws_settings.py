@@ -118,7 +118,7 @@ def test_every_price_has_a_unit_a_date_and_a_source() -> None:
         ({"network": {"services_cidr": "8.8.0.0/16"}}, "network.services_cidr", "a private range", "172.20.0.0/16"),
         ({"network": {"authorized_cidrs": ["10.1.0.0/16"]}}, "network.authorized_cidrs[0]", "public", "config rm"),
         ({"network": {"authorized_cidrs": "1.2.3.4/32"}}, "network.authorized_cidrs", "a list", "config rm"),
-        ({"cluster": {"kubernetes_version": "1.28"}}, "cluster.kubernetes_version", "1.35", "kubernetes_version 1.34"),
+        ({"cluster": {"kubernetes_version": "1.28"}}, "cluster.kubernetes_version", "1.35", "kubernetes_version 1.35"),
         ({"cluster": {"admin_role_arns": ["ops"]}}, "cluster.admin_role_arns[0]", "arn:aws", "admin_role_arns[0]"),
         ({"system": {"instance_type": "t3.micro"}}, "system.instance_type", "m6i.xlarge", "system.instance_type m6i"),
         ({"system": {"num_nodes": 1}}, "system.num_nodes", "at least 2", "system.num_nodes 2"),
@@ -128,10 +128,10 @@ def test_every_price_has_a_unit_a_date_and_a_source() -> None:
         (
             {"storage": {"throughput_mb_per_second_per_tib": 200}},
             "storage.throughput_mb_per_second_per_tib",
-            "125, 250, 500 or 1000",
-            "per_tib 125",
+            "125 | 250 | 500 | 1000",
+            "per_tib 250",
         ),
-        ({"monitoring": {"log_retention_days": 10}}, "monitoring.log_retention_days", "30", "log_retention_days 1"),
+        ({"monitoring": {"log_retention_days": 10}}, "monitoring.log_retention_days", "30", "log_retention_days 7"),
     ],
 )
 def test_an_invalid_setting_is_reported_with_allowed_values_and_a_fix(

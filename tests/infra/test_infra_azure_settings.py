@@ -83,7 +83,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "network.services_cidr": "overlaps 172.30.0.0/16, which AKS reserves",
         "network.authorized_cidrs[1]": "a private range, which never arrives from the internet",
         "storage.size_gib": "a size that the service refuses",
-        "storage.tier": "input should be 'Standard', 'Premium' or 'Ultra'",
+        "storage.tier": "unknown value",
         "system.instance_type": "unknown value",
         "kubernetes.kms_vault_id": "missing, and kms_key_id is set",
     }

@@ -123,3 +123,79 @@ def test_a_missing_section_of_named_entries_is_set_entry_by_entry() -> None:
 
 def test_a_boolean_is_written_as_pulumi_reads_it() -> None:
     assert fix_by_setting("addons.kueue", True).endswith("addons.kueue true")
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "fix"),
+    [
+        ({"gpu.nodes": "3"}, "gpu.nodes", "leave --set gpu.nodes=... out; --set gpu.nodes.max=3"),
+        ({CIDRS: "1.2.3.4/32"}, CIDRS, f"leave --set {CIDRS}=... out; --set '{CIDRS}[0]=1.2.3.4/32'"),
+        ({f"{CIDRS}[0]": "10.0.0.0/8"}, f"{CIDRS}[0]", f"leave --set {CIDRS}[0]=... out"),
+        (
+            {f"{CIDRS}[0]": "0.0.0.0/0"},
+            f"{CIDRS}[0]",
+            f'--set "{CIDRS}[0]=$(curl -s https://checkip.amazonaws.com)/32"',
+        ),
+        ({"gpu.nodes.max": "1"}, "gpu.nodes.desired", "--set gpu.nodes.max=2"),
+        ({"gpu.nodes.desired": "3"}, "gpu.nodes.desired", "--set gpu.nodes.max=3"),
+        ({"addons.kueue": "maybe"}, "addons.kueue", "--set addons.kueue=false"),
+        ({'tags.extra["team"]': "A B"}, "tags.extra.team", "--set tags.extra.team=ml-platform"),
+    ],
+)
+def test_a_mistake_in_an_option_is_fixed_by_an_option(options: Mapping[str, object], key: str, fix: str) -> None:
+    assert {name: problem.fix for name, problem in find_option_problems("aws", options).items()} == {key: fix}
+
+
+def test_a_mistake_in_the_file_is_fixed_in_the_file_whatever_the_options_are() -> None:
+    values = {"storage.size_gib": "2400"}
+    configuration = stack_files.read("aws", values)
+    broken = stack_files.Configuration(
+        PROJECT, "aws", {**configuration.values, f"{PROJECT}:addons": '{"kueue": 1.5}'}, configuration.overrides
+    )
+    with pytest.raises(SettingsError, match=r"Fix: pulumi config set --path addons\.kueue false"):
+        broken.parse()
+
+
+@pytest.mark.parametrize(
+    ("cloud", "key", "value", "proposal"),
+    [
+        ("aws", "cluster.kubernetes_version", "1.28", "1.35"),
+        ("aws", "cluster.kubernetes_version", "v1.36", "1.36"),
+        ("gcp", "cluster.kubernetes_version", "1.360", "1.36"),
+        ("aws", "storage.throughput_mb_per_second_per_tib", 600, "500"),
+        ("aws", "monitoring.log_retention_days", 370, "365"),
+        ("aws", "storage.on_destroy", "deleted", "delete"),
+        ("aws", "storage.on_destroy", "burn", "keep"),
+    ],
+)
+def test_the_closest_allowed_value_is_suggested_or_else_the_default(
+    cloud: str, key: str, value: object, proposal: str
+) -> None:
+    assert find_problems(cloud, {key: value})[key].fix == f"pulumi config set --path {key} {proposal}"
+
+
+@pytest.mark.parametrize(
+    ("cloud", "overrides", "summary"),
+    [
+        (
+            "gcp",
+            {"maintenance.start": "25:00"},
+            "maintenance.start: not of this form: got '25:00'; allowed: HH:MM in UTC",
+        ),
+        ("aws", {"gpu.nodes.max": "many"}, "gpu.nodes.max: not a whole number: got 'many'; allowed: a whole number"),
+        ("aws", {"gpu.nodes.max": 2000}, "gpu.nodes.max: too large: got 2000; allowed: at most 1000"),
+        ("aws", {"storage": 5}, "storage: not a section with keys: got "),
+        ("aws", {"addons.kueue": "maybe"}, "addons.kueue: not true or false: got 'maybe'; allowed: true or false"),
+        ("aws", {"tags.owner": "A B"}, "tags.owner: not of this form: got 'A B'; allowed: 1 to 63 of a-z"),
+        (
+            "aws",
+            {"storage.on_destroy": "burn"},
+            "storage.on_destroy: unknown value: got 'burn'; allowed: keep | delete",
+        ),
+        ("aws", {f"{CIDRS}[0]": "laptop"}, f"{CIDRS}[0]: not a range of IPv4 addresses: got 'laptop'; allowed: for"),
+    ],
+)
+def test_an_error_is_in_plain_words(cloud: str, overrides: Mapping[str, object], summary: str) -> None:
+    [problem] = find_problems(cloud, overrides).values()
+    assert problem.summary.startswith(summary)
+    assert not re.search(r"\^|\(\?|input should|Nodes|dictionary", problem.summary)

@@ -164,7 +164,7 @@ def test_every_a3_node_needs_an_address_in_each_additional_network(nodes: int, f
         (
             {"cluster.kubernetes_version": "1.21"},
             "cluster.kubernetes_version",
-            "input should be '1.35' or '1.36'",
+            "unknown value",
             "pulumi config set --path cluster.kubernetes_version 1.35",
         ),
     ],

@@ -50,7 +50,7 @@ def test_all_problems_of_a_stack_are_in_one_message(fourth: str) -> None:
         "gpu.colour": "unknown key",
         "network.nodes_cidr": "3 usable addresses, 4 needed for the GPU nodes",
         "network.pods_cidr": "overlaps network.cidr (10.0.0.0/16)",
-        "storage.on_destroy": "input should be 'keep' or 'delete'",
+        "storage.on_destroy": "unknown value",
         "fourth:zone": "not a zone of north-1",
         "qqq": "unknown key",
     }

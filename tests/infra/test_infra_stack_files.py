@@ -63,7 +63,7 @@ def test_the_fix_for_a_set_option_names_the_option() -> None:
         configuration.read("gcp", {"gpu.nodez": "1", "gpu.nodes.max": "0"}).parse()
     fixes = {problem.key: problem.fix for problem in error.value.problems}
     assert fixes["gpu.nodez"] == "leave --set gpu.nodez=... out"
-    assert fixes["gpu.nodes.desired"].startswith("pulumi config set"), "this key is set in the file"
+    assert fixes["gpu.nodes.desired"] == "--set gpu.nodes.max=2", "the option decides, whatever the file contains"
 
 
 def test_the_cost_command_prints_the_same_cost_as_the_outputs_without_an_engine() -> None:
@@ -101,8 +101,18 @@ def test_a_date_in_a_structured_value_is_text(tmp_path: Path) -> None:
     assert json.loads(found) == {"extra": {"since": "2026-01-31"}}
 
 
+@pytest.mark.parametrize("text", ["12:30", "yes", "on", "0:0"])
+def test_a_plain_word_is_text_as_for_pulumi(tmp_path: Path, text: str) -> None:
+    (tmp_path / "Pulumi.yaml").write_text("name: torchrec-cloud\nruntime: python\n")
+    (tmp_path / "Pulumi.lab.yaml").write_text(f"config:\n  torchrec-cloud:maintenance: {{start: {text}, hours: 4}}\n")
+    found = configuration.read("lab", folder=tmp_path).values["torchrec-cloud:maintenance"]
+    assert json.loads(found) == {"start": text, "hours": 4}, "YAML 1.1 reads 12:30 as 750 and yes as true"
+
+
 def test_a_renamed_key_of_the_command_line_names_the_option_with_the_new_key() -> None:
     with pytest.raises(SettingsError) as error:
         configuration.read("azure", {"kubernetes.version": "1.34"}).parse()
     fixes = {problem.key: problem.fix for problem in error.value.problems}
-    assert fixes["kubernetes.version"] == "--set cluster.kubernetes_version=1.34"
+    assert fixes["kubernetes.version"] == (
+        "--set cluster.kubernetes_version=1.34; leave --set kubernetes.version=... out"
+    )

@@ -34,7 +34,12 @@ CASES = [
     ("aws", {"job.processes_per_node": 2}, "each gets one process", "pulumi config rm --path job.processes_per_node"),
     ("aws", {"job.image": "registry.example/trainer"}, "no tag and no digest", "registry.example/trainer:<tag>"),
     ("local", {"job.image": None}, "job.image: missing, and the stack has no registry", "job.image trainer:dev"),
-    ("local", {"job.launcher": "slurm"}, "job.launcher: input should be", "pulumi config set --path job.launcher job"),
+    (
+        "local",
+        {"job.launcher": "slurm"},
+        "job.launcher: unknown value",
+        "pulumi config set --path job.launcher pytorchjob",
+    ),
     ("local", {"job.run": "Run_1"}, ": got 'Run_1'", "pulumi config set --path job.run default"),
     ("local", {"job.run": "r" * 37}, "1 to 36 of a-z", "job.run default"),
     ("local", {"job.min_nodes": 3}, "job.min_nodes: more than job.nodes (2): got 3", "job.min_nodes 2"),
@@ -81,7 +86,7 @@ CASES = [
     (
         "local",
         {"job.grace_seconds": 1},
-        "job.grace_seconds: input should be greater than or equal to 10: got 1",
+        "job.grace_seconds: too small: got 1; allowed: at least 10",
         "job.grace_seconds 10",
     ),
 ]

@@ -92,9 +92,9 @@ class ExistingNetwork(Section):
     """
 
     vpc_id: str = Field(pattern=r"^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"])
-    subnets: dict[str, Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$")]] = Field(
-        examples=[{"us-west-2a": "subnet-0123456789abcdef0", "us-west-2b": "subnet-0fedcba9876543210"}]
-    )
+    subnets: dict[
+        str, Annotated[str, Field(pattern=r"^subnet-[0-9a-f]{8,17}$", examples=["subnet-0123456789abcdef0"])]
+    ] = Field(examples=[{"us-west-2a": "subnet-0123456789abcdef0", "us-west-2b": "subnet-0fedcba9876543210"}])
 
 
 class Network(NetworkSettings):

@@ -128,7 +128,9 @@ class Kubernetes(Section):
 
     renamed: ClassVar[Mapping[str, str]] = {"version": "cluster.kubernetes_version"}
 
-    admin_group_ids: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")], ...] = ()
+    admin_group_ids: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")], ...] = Field(
+        (), examples=["01234567-89ab-cdef-0123-456789abcdef"]
+    )
     login: Literal["azurecli", "devicecode", "msi", "spn", "workloadidentity"] = "azurecli"
     host_encryption: bool = True
     kms_key_id: str | None = Field(
