@@ -7,7 +7,7 @@ import pulumi
 from infra import stack
 from infra.addons.addons import Addons
 from infra.config.problems import Problem
-from infra.interrupt import exit_silently_on_interrupt
+from infra.interrupt import exit_silently_on_interrupt, report_errors_once
 from infra.outputs import export_all, export_service
 from trainer.config import TrainConfig
 from workloads import checks
@@ -72,4 +72,5 @@ def find_job_problems(configured: stack.Stack) -> Iterable[Problem]:
     return checks.problems(job, trainer, configured.settings)
 
 
-main()
+with report_errors_once():
+    main()

@@ -256,6 +256,31 @@ def test_an_invalid_set_option_changes_neither_file_nor_state(project: Path, tmp
     assert not list((tmp_path / "states").rglob("local.json"))
 
 
+def test_plain_pulumi_shows_an_invalid_setting_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "__main__.py", project)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for words in (["stack", "init", "local"], ["config", "set", "--path", "gpu.nodez", "3"]):
+        subprocess.run(["pulumi", *words], cwd=project, check=True, capture_output=True)
+    shown = subprocess.run(
+        ["pulumi", "preview", "--color", "never"], cwd=project, check=False, capture_output=True, text=True
+    )
+    assert shown.returncode != 0
+    text = shown.stdout + shown.stderr
+    assert "gpu.nodez" in text
+    assert "unhandled error" not in text, "a second error after the program's own hides it"
+
+
+def test_an_error_of_the_program_is_reported_in_one_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = "import pulumi\nfrom infra.interrupt import report_errors_once\n"
+    program += "with report_errors_once():\n    raise pulumi.RunError('the zone is full. Fix: choose another')\n"
+    (project / "__main__.py").write_text(program)
+    with pytest.raises(OperationError) as error:
+        open_stack(project).up()
+    assert str(error.value).startswith("up of stack 'local': the zone is full. Fix: choose another")
+    assert "\n" not in str(error.value)
+
+
 def test_credentials_of_another_account_cannot_destroy_a_stack(
     project: Path, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
