@@ -88,7 +88,7 @@ class Gpu(ManagedGpuSettings):
 class ExistingNetwork(Section):
     """A VPC outside the stack, which never changes it, with one private subnet in each of two or more zones.
 
-    The subnets need a route to the internet or endpoints of EC2, ECR, EKS, STS, S3, FSx and CloudWatch.
+    The subnets need a default route, such as to a NAT gateway: nodes pull images from public registries.
     """
 
     vpc_id: str = Field(pattern=r"^vpc-[0-9a-f]{8,17}$", examples=["vpc-0123456789abcdef0"])

@@ -124,9 +124,9 @@ DRAIN = Cause(
 EXISTING_NETWORK = Cause(
     "aws-existing-network",
     "nodes of a stack with `network.existing` never join the cluster",
-    "the VPC has no DNS names, or the subnets have no way to AWS or too few addresses",
+    "the VPC has no DNS names, or the subnets have no NAT route or too few addresses",
     "{fix}",
-    guide="the result names the command for each: DNS of the VPC, a NAT route or endpoints, a larger subnet",
+    guide="the result names the command for each: DNS of the VPC, a NAT route, a larger subnet",
 )
 CAUSES = (
     CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, EKS_ZONE, OFFER, QUOTA, CAPACITY, FAILED_GROUP, RESERVATION,

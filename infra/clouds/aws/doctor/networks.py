@@ -10,9 +10,6 @@ from infra.clouds.aws.doctor.clients import Clients
 from infra.clouds.aws.settings import ADDRESSES_PER_NODE, ExistingNetwork, Settings
 from infra.findings.model import Finding, ok, problem, skipped
 
-#: The services that nodes call before they join; without a way to the internet each needs an endpoint.
-#: https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html
-_ENDPOINTS = ("ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "s3", "sts")
 #: What a default route of a private subnet may lead to; a machine without a public address cannot use an internet
 #: gateway.
 _WAYS_OUT = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId", "VpcPeeringConnectionId")
@@ -20,7 +17,7 @@ _DNS = {"enableDnsSupport": "EnableDnsSupport", "enableDnsHostnames": "EnableDns
 
 
 def existing_network(clients: Clients, settings: Settings, *, is_up: bool) -> Finding | list[Finding]:
-    """Check DNS, subnets, their room, and their way to AWS; `is_up` leaves out the room that the stack itself uses."""
+    """Check DNS, subnets, their room, and their NAT route; `is_up` leaves out the room that the stack itself uses."""
     existing = settings.network.existing
     if existing is None:
         return skipped("the stack creates its own network")
@@ -31,11 +28,11 @@ def existing_network(clients: Clients, settings: Settings, *, is_up: bool) -> Fi
         return problem(EXISTING_NETWORK, f"no VPC {existing.vpc_id} in {settings.region}", fix=fix)
     results = [*_dns_problems(ec2, existing), *_subnet_problems(existing, subnets)]
     if not results:
-        results += _route_problems(ec2, settings.region, existing)
+        results += _route_problems(ec2, existing)
     if not is_up and not results:
         results += _room_problems(settings, existing, subnets)
     found = [problem(EXISTING_NETWORK, result, fix=fix) for result, fix in results]
-    return found or ok(f"{existing.vpc_id} with {len(subnets)} subnets: DNS, room and a way to AWS")
+    return found or ok(f"{existing.vpc_id} with {len(subnets)} subnets: DNS, room and a NAT route")
 
 
 def _find(ec2: Any, kind: str, ids: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -69,19 +66,16 @@ def _subnet_problems(existing: ExistingNetwork, subnets: Mapping[str, Mapping[st
             yield f"{name} is in {actual}, not in {zone}", fix
 
 
-def _route_problems(ec2: Any, region: str, existing: ExistingNetwork) -> Iterator[tuple[str, str]]:
-    """Yield subnets without a default route, unless the VPC has an endpoint of each service that nodes call."""
+def _route_problems(ec2: Any, existing: ExistingNetwork) -> Iterator[tuple[str, str]]:
+    """Yield subnets without a default route; endpoints of AWS do not suffice, as charts pull from public registries."""
     of_vpc = [{"Name": "vpc-id", "Values": [existing.vpc_id]}]
     tables = [one for page in ec2.get_paginator("describe_route_tables").paginate(Filters=of_vpc)
               for one in page["RouteTables"]]  # fmt: skip
-    endpoints = [one for page in ec2.get_paginator("describe_vpc_endpoints").paginate(Filters=of_vpc)
-                 for one in page["VpcEndpoints"]]  # fmt: skip
-    present = {str(one["ServiceName"]).removeprefix(f"com.amazonaws.{region}.") for one in endpoints}
-    missing = [service for service in _ENDPOINTS if service not in present]
     for name in existing.subnets.values():
-        if missing and not _has_way_out(_table_of(tables, name)):
-            result = f"{name} has no default route to a NAT gateway, and the VPC no endpoint of {', '.join(missing)}"
-            yield result, "aws ec2 create-route, or aws ec2 create-vpc-endpoint for each of them"
+        if not _has_way_out(_table_of(tables, name)):
+            result = f"{name} has no default route to a NAT or transit gateway, through which nodes pull images"
+            fix = "aws ec2 create-route --destination-cidr-block 0.0.0.0/0 --route-table-id <id> --nat-gateway-id <id>"
+            yield result, fix
 
 
 def _table_of(tables: Sequence[Mapping[str, Any]], subnet: str) -> Mapping[str, Any]:
