@@ -17,6 +17,7 @@ CAUSES = [cause for causes in lists().values() for cause in causes]
 #: Causes that no check can find in advance; only the guides mention them.
 GUIDES_ONLY = {
     "aws-capacity",
+    "aws-creator",
     "aws-drain",
     "aws-efa",
     "aws-failed-group",

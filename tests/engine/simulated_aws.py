@@ -14,6 +14,7 @@ _ADDON, _NODES, _CLUSTER = "aws:eks/addon:Addon", "aws:eks/nodeGroup:NodeGroup",
 _LOG_GROUP = "aws:cloudwatch/logGroup:LogGroup"
 _ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 _TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+_ENTRY, _CREATOR = "aws:eks/accessEntry:AccessEntry", "arn:aws:iam::123456789012:user/someone"
 #: Add-ons that a node needs to become ready, and add-ons whose pods need a node.
 _NODE_ADDONS = ("vpc-cni", "kube-proxy")
 _POD_ADDONS = ("coredns", "metrics-server", "aws-ebs-csi-driver", "amazon-cloudwatch-observability")
@@ -213,6 +214,17 @@ def _template_computed(name: str, inputs: Inputs) -> Inputs:
     return {"latestVersion": 1 + len(str(sorted(inputs.items(), key=str))), "arn": f"arn:aws:ec2:::template/{name}"}
 
 
+def _entry_created(world: World, inputs: Inputs) -> None:
+    """Refuse a second entry for a principal; the creator of the cluster has one from the start.
+
+    https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2968, and pulumi-eks, nodejs/eks/cluster/
+    cluster.ts (bootstrapClusterCreatorAdminPermissions).
+    """
+    entries = [one.inputs for one in world.of_type(_ENTRY) if one.inputs["clusterName"] == inputs["clusterName"]]
+    if inputs["principalArn"] in (_CREATOR, *(one["principalArn"] for one in entries)):
+        raise Refused("ResourceInUseException: The specified access entry resource is already in use on this cluster.")
+
+
 _POLICY_RULES = Rules(lock_key=lambda inputs: f"policies of {inputs['bucket']}")
 
 RULES: Mapping[str, Rules] = {
@@ -275,6 +287,12 @@ RULES: Mapping[str, Rules] = {
         on_update=lambda world, resource, inputs: _addon_offered(world, inputs),
         on_delete=_leave_interfaces,
     ),
+    _ENTRY: Rules(
+        ("clusterName", "principalArn"),
+        on_create=_entry_created,
+        identity=lambda name, inputs: f"{inputs['clusterName']}:{inputs['principalArn']}",
+    ),
+    "aws:eks/accessPolicyAssociation:AccessPolicyAssociation": Rules(("clusterName", "policyArn", "principalArn")),
     "aws:eks/podIdentityAssociation:PodIdentityAssociation": Rules(("clusterName", "namespace", "serviceAccount")),
     "aws:fsx/lustreFileSystem:LustreFileSystem": Rules(
         ("deploymentType", "fileSystemTypeVersion", "kmsKeyId", "securityGroupIds", "storageType", "subnetIds"),

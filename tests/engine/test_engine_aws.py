@@ -42,6 +42,20 @@ def autoscale(world: World, num_nodes: int) -> None:
     group.inputs = {**group.inputs, "scalingConfig": {**scaling(world), "desiredSize": num_nodes}}
 
 
+def test_a_further_administrator_who_creates_the_cluster_is_refused_before_any_resource(
+    opened: tuple[World, Project],
+) -> None:
+    world, project = opened
+    project.set("cluster.admin_role_arns[0]", "arn:aws:iam::123456789012:user/someone")
+    run = project.run("up")
+    assert not run.ok
+    assert "pulumi config rm --path 'cluster.admin_role_arns[0]'" in run.output
+    assert not world.of_type("aws:eks/cluster:Cluster", "aws:kms/key:Key")
+    # Further administrators take part in all tests below.
+    project.set("cluster.admin_role_arns[0]", "arn:aws:iam::123456789012:role/ops")
+    project.set("cluster.admin_role_arns[1]", "arn:aws:iam::123456789012:user/ann")
+
+
 def test_a_group_without_capacity_is_never_reported_as_created_and_is_replaced(opened: tuple[World, Project]) -> None:
     world, project = opened
     world.faults.nodes_available = 0
@@ -56,6 +70,16 @@ def test_a_group_without_capacity_is_never_reported_as_created_and_is_replaced(o
     assert f"--replace '{urn}'" in second.output
     project.pulumi("up", "--yes", "--skip-preview", "--stack", "aws", "--replace", urn)
     assert scaling(world) == {"minSize": 1, "desiredSize": 1, "maxSize": 4}
+
+
+def test_an_administrator_removed_from_the_list_leaves_the_others_alone(opened: tuple[World, Project]) -> None:
+    world, project = opened
+    project.pulumi("config", "rm", "--stack", "aws", "--path", "cluster.admin_role_arns[0]")
+    run = project.run("up")
+    assert_ok(run)
+    (entry,) = world.of_type("aws:eks/accessEntry:AccessEntry")
+    assert entry.inputs["principalArn"].endswith("user/ann")
+    assert not run.of_op("create-replacement"), "EKS refuses a second entry for a principal"
 
 
 def test_a_raised_minimum_starts_the_missing_nodes(opened: tuple[World, Project]) -> None:

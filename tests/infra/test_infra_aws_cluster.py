@@ -12,7 +12,7 @@ import pytest
 from aws_stack import ADDON, EKS, RELEASE, Run, addons_by_name, settings_of
 from provider_mocks.recording import PROJECT
 
-from infra.clouds.aws import naming
+from infra.clouds.aws import live, naming
 from infra.clouds.aws.doctor.clients import open_clients
 from infra.clouds.aws.orphans.owner import Owner
 
@@ -44,10 +44,47 @@ def test_pulumi_eks_creates_no_nodes_groups_or_addons(stack: Run) -> None:
     assert inputs["corednsAddonOptions"]["enabled"] is inputs["kubeProxyAddonOptions"]["enabled"] is False
 
 
-def test_further_administrators_are_access_entries(stack: Run) -> None:
-    arn = "arn:aws:iam::123456789012:role/ops"
-    (entry,) = stack("aws", {"cluster.admin_role_arns": [arn]}).one(EKS).inputs["accessEntries"].values()
-    assert entry["principalArn"] == arn
+ENTRY, RIGHT = "aws:eks/accessEntry:AccessEntry", "aws:eks/accessPolicyAssociation:AccessPolicyAssociation"
+OPS, ANN = "arn:aws:iam::123456789012:role/team/ops", "arn:aws:iam::123456789012:user/ann"
+
+
+def test_further_administrators_keep_their_rights_until_the_last_object_is_deleted(stack: Run) -> None:
+    recording = stack("aws", {"cluster.admin_role_arns": [OPS, ANN]})
+    entries, rights = recording.of_type(ENTRY), recording.of_type(RIGHT)
+    assert sorted(item.inputs["principalArn"] for item in entries) == [OPS, ANN]
+    assert sorted(item.inputs["principalArn"] for item in rights) == [OPS, ANN]
+    assert {item.inputs["policyArn"].rpartition("/")[2] for item in rights} == {"AmazonEKSClusterAdminPolicy"}
+    provider = recording.one("pulumi:providers:kubernetes")
+    assert all(recording.needs(provider, item) for item in (*entries, *rights)), "`destroy` would end in Unauthorized"
+
+
+def test_one_administrator_less_replaces_no_entry_of_another(stack: Run) -> None:
+    both = stack("aws", {"cluster.admin_role_arns": [OPS, ANN]}).of_type(ENTRY)
+    (left,) = stack("aws", {"cluster.admin_role_arns": [ANN]}).of_type(ENTRY)
+    assert {item.name: item.inputs["principalArn"] for item in both}[left.name] == ANN
+
+
+def test_the_creator_of_the_cluster_is_no_further_administrator(stack: Run) -> None:
+    creator = "arn:aws:iam::123456789012:user/someone"
+    recording = stack("aws", {"cluster.admin_role_arns": [OPS, creator]}, fails=True)
+    assert f"got cluster.admin_role_arns[1] {creator}" in str(recording.error)
+    assert "pulumi config rm --path 'cluster.admin_role_arns[1]'" in str(recording.error)
+    assert not recording.of_type(EKS)
+
+
+@pytest.mark.parametrize(
+    ("caller", "principal", "expected"),
+    [
+        ("arn:aws:sts::123456789012:assumed-role/ops/ann", OPS, True),
+        ("arn:aws:sts::123456789012:assumed-role/ops/ann", "arn:aws:iam::123456789012:role/ops", True),
+        ("arn:aws:sts::123456789012:assumed-role/ops-2/ops", OPS, False),
+        ("arn:aws:sts::210987654321:assumed-role/ops/ann", OPS, False),
+        ("arn:aws:sts::123456789012:assumed-role/ann/ann", ANN, False),
+        (ANN, ANN, True),
+    ],
+)
+def test_a_session_belongs_to_its_role(caller: str, principal: str, expected: bool) -> None:
+    assert live._is_session_of(caller, principal) is expected
 
 
 def test_the_kubeconfig_is_secret_and_contains_no_token(stack: Run) -> None:

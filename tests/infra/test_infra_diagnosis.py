@@ -186,6 +186,13 @@ KNOWN = {
         "response error StatusCode: 400, ResourceAlreadyExistsException: The specified log group already exists",
         "aws-log-group",
     ),
+    "creator": (  # https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2968
+        "aws",
+        "creating EKS Access Entry (c:arn:aws:iam::123456789012:role/ops): operation error EKS: CreateAccessEntry, "
+        "https response error StatusCode: 409, ResourceInUseException: The specified access entry resource is "
+        "already in use on this cluster.",
+        "aws-creator",
+    ),
     "A7": (  # https://docs.aws.amazon.com/eks/latest/userguide/managed-node-update-behavior.html
         "aws",
         "waiting for EKS Node Group version update: PodEvictionFailure: Reached max retries while trying to evict pods "

@@ -51,6 +51,8 @@ class EksCluster(pulumi.ComponentResource):
         running = live.find_version(self._base_name)
         if running:
             live.require_possible_upgrade(settings.stack, running, settings.cluster.kubernetes_version)
+        else:
+            live.require_unlisted_creator(settings.stack, settings.cluster.admin_role_arns)
         self.key = self._create_key()
         self.eks_name = self._choose_name()
         plane = self._create_control_plane(network)
@@ -63,7 +65,8 @@ class EksCluster(pulumi.ComponentResource):
             # Without it another way to the same API server would replace every object in the cluster:
             # https://github.com/pulumi/pulumi-kubernetes/blob/master/provider/pkg/provider/provider.go (DiffConfig)
             cluster_identifier=pulumi.Output.unsecret(plane.kubeconfig_json.apply(_server_name)),
-            opts=self._child,
+            # An administrator who destroys the stack needs their own entry until the last object is deleted.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._create_admin_entries(plane)),
         )
 
         member = self._create_membership(network)
@@ -182,7 +185,6 @@ class EksCluster(pulumi.ComponentResource):
             endpoint_public_access=bool(authorized),
             public_access_cidrs=authorized or None,
             authentication_mode=eks.AuthenticationMode.API,
-            access_entries=_admin_entries(settings.admin_role_arns, self._settings.partition),
             encryption_config_key_arn=self.key.arn,
             enabled_cluster_log_types=_LOG_TYPES,
             upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type=settings.support.upper()),
@@ -199,6 +201,36 @@ class EksCluster(pulumi.ComponentResource):
             tags=self._tags,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[logs]),
         )
+
+    def _create_admin_entries(self, plane: eks.Cluster) -> list[aws.eks.AccessPolicyAssociation]:
+        """Give the further administrators their rights.
+
+        Earlier versions of this program let pulumi-eks create them and numbered them, so that one removed from the list
+        replaced all after it, and EKS has one entry for a principal at most.
+        """
+        policy = f"arn:{self._settings.partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
+        everywhere = aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster")
+        rights = []
+        for index, arn in enumerate(self._settings.cluster.admin_role_arns):
+            account, _, principal = arn.split(":", 4)[4].partition(":")
+            name, numbered = f"{self._name}-eks-admin-{account}-{principal}", f"{self._name}-eks-admin-{index}"
+            entry = aws.eks.AccessEntry(
+                name,
+                cluster_name=self.name,
+                principal_arn=arn,
+                tags=self._tags,
+                opts=pulumi.ResourceOptions(parent=plane, aliases=[pulumi.Alias(name=numbered)]),
+            )
+            right = aws.eks.AccessPolicyAssociation(
+                f"{name}-admin",
+                cluster_name=self.name,
+                principal_arn=entry.principal_arn,
+                policy_arn=policy,
+                access_scope=everywhere,
+                opts=pulumi.ResourceOptions(parent=entry, aliases=[pulumi.Alias(name=f"{numbered}-admin")]),
+            )
+            rights.append(right)
+        return rights
 
     def _create_network_addons(self) -> list[aws.eks.Addon]:
         """Create the add-ons without which no node becomes ready."""
@@ -268,15 +300,3 @@ class EksCluster(pulumi.ComponentResource):
 def _server_name(kubeconfig: str) -> str:
     """Return the host name of the API server, which is unique to the cluster."""
     return tunnel.server_name(json.loads(kubeconfig)["clusters"][0]["cluster"]["server"])
-
-
-def _admin_entries(arns: Sequence[str], partition: str) -> dict[str, eks.AccessEntryArgs] | None:
-    """Return the access entries of further administrators, None without any."""
-    policy_arn = f"arn:{partition}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
-    everywhere = eks.AccessPolicyAssociationArgs(
-        policy_arn=policy_arn, access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster")
-    )
-    return {
-        f"admin-{index}": eks.AccessEntryArgs(principal_arn=arn, access_policies={"admin": everywhere})
-        for index, arn in enumerate(arns)
-    } or None

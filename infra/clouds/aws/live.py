@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pulumi
@@ -86,6 +87,37 @@ def require_possible_upgrade(stack: str, running: str, requested: str) -> None:
         f"stack {stack!r}: {what}: got cluster.kubernetes_version {requested}, running {running}; allowed: "
         f"{running} | 1.{now + 1}. Fix: pulumi config set --path cluster.kubernetes_version {next_version}"
     )
+
+
+def require_unlisted_creator(stack: str, admins: Sequence[str]) -> None:
+    """Raise RunError if one of the further administrators is the principal that creates the cluster.
+
+    EKS gives the creator an entry (pulumi-eks: `bootstrapClusterCreatorAdminPermissions`) and refuses a second one:
+    https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2968
+    """
+    if not admins:
+        return
+    caller = aws.get_caller_identity().arn
+    for index, arn in enumerate(admins):
+        if _is_session_of(caller, arn):
+            raise pulumi.RunError(
+                f"stack {stack!r}: this principal creates the cluster, so it is an administrator already, and EKS "
+                f"refuses a second entry: got cluster.admin_role_arns[{index}] {arn}; allowed: other principals. "
+                f"Fix: pulumi config rm --path 'cluster.admin_role_arns[{index}]'"
+            )
+
+
+def _is_session_of(caller: str, principal: str) -> bool:
+    """Return whether a caller is this user, or a session of this role, whose name is unique in an account.
+
+    A session's ARN lacks the path of its role: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+    """
+    *_, account, resource = caller.split(":", 5)
+    kind, _, name = resource.partition("/")
+    if kind != "assumed-role":
+        return caller == principal
+    *_, owner, listed = principal.split(":", 5)
+    return (owner, listed.partition("/")[0], listed.rpartition("/")[2]) == (account, "role", name.partition("/")[0])
 
 
 def plan_scaling(bounds: tuple[int, int], start: int, live: Scaling | None, stack: str) -> tuple[Scaling, bool]:

@@ -114,7 +114,7 @@ class KubernetesCluster(Section):
     """The control plane.
 
     With `support` standard EKS upgrades a version at the end of its support; with extended it stays, at a higher price.
-    `admin_role_arns` are further principals with administrator rights; the creator of the cluster always has them.
+    `admin_role_arns` are further principals with administrator rights; the creator has them, and `up` refuses it here.
     """
 
     kubernetes_version: KubernetesVersion = "1.35"

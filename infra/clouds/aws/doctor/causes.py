@@ -121,6 +121,13 @@ DRAIN = Cause(
     " resume --stack <stack>",
     errors=("PodEvictionFailure",),
 )
+CREATOR = Cause(
+    "aws-creator",
+    "`ResourceInUseException: The specified access entry resource is already in use on this cluster`",
+    "a principal of cluster.admin_role_arns created the cluster, which made it an administrator",
+    "pulumi config rm --path 'cluster.admin_role_arns[<number>]', with the number of that principal, then up",
+    errors=("The specified access entry resource is already in use",),
+)
 EXISTING_NETWORK = Cause(
     "aws-existing-network",
     "nodes of a stack with `network.existing` never join the cluster",
@@ -130,5 +137,5 @@ EXISTING_NETWORK = Cause(
 )
 CAUSES = (
     CREDENTIALS, ACCOUNT, DENIED, UNREACHABLE, ZONE, EKS_ZONE, OFFER, QUOTA, CAPACITY, FAILED_GROUP, RESERVATION,
-    NETWORK_QUOTA, OVERLAP, EXISTING_NETWORK, BUCKET, EFA, LOG_GROUP, DRAIN,
+    NETWORK_QUOTA, OVERLAP, EXISTING_NETWORK, BUCKET, EFA, LOG_GROUP, DRAIN, CREATOR,
 )  # fmt: skip
