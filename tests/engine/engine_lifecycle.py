@@ -239,9 +239,9 @@ def _autoscale(world: World, stack: str) -> None:
     """Scale the GPU pool to its maximum, as the autoscaler does when pods are pending."""
     pool = _gpu_pool(world, stack)
     if stack == "gcp":
-        simulated_gke.autoscale(pool, 4)
         # The first Saturday, whose maintenance window is open by default.
         world.clock.advance(6 * 24 * 60)
+        simulated_gke.autoscale(pool, 4)
     elif stack == "aws":
         pool.inputs = {**pool.inputs, "scalingConfig": {**pool.inputs["scalingConfig"], "desiredSize": 4}}
     else:
