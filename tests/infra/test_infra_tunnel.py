@@ -232,6 +232,9 @@ class FakeStack:
     def preview(self, **_: object) -> None:
         self.done.append("preview")
 
+    def up(self, **_: object) -> None:
+        self.done.append("up")
+
     def refresh(self, **_: object) -> None:
         self.done.append("refresh")
 
@@ -239,14 +242,21 @@ class FakeStack:
         self.done.append("destroy")
 
 
-def run(verb: str, resources: list[dict[str, Any]], folder: Path, patch: pytest.MonkeyPatch) -> tuple[list[str], str]:
-    """Run a verb on a state; return the engine's operations and what the user saw."""
+def open_stack(resources: list[dict[str, Any]], folder: Path, shown: io.StringIO, patch: pytest.MonkeyPatch) -> Any:
+    """Return the live stack and the fake one behind it."""
     (folder / "Pulumi.yaml").write_text("name: small\nruntime: python\n")
     (folder / "programs" / "pulumi").write_text("#!/bin/sh\necho v3.263.0\n")
     (folder / "programs" / "pulumi").chmod(0o755)
-    stack, shown = FakeStack(resources), io.StringIO()
+    stack = FakeStack(resources)
     patch.setattr(automation.Stack, "select", lambda *_: stack)
-    getattr(LiveStack("aws", folder=folder, display=Display(shown)), verb)()
+    return LiveStack("aws", folder=folder, display=Display(shown)), stack
+
+
+def run(verb: str, resources: list[dict[str, Any]], folder: Path, patch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """Run a verb on a state; return the engine's operations and what the user saw."""
+    shown = io.StringIO()
+    live, stack = open_stack(resources, folder, shown, patch)
+    getattr(live, verb)()
     return stack.done, shown.getvalue()
 
 
@@ -261,6 +271,16 @@ def test_a_machine_that_is_gone_does_not_block_the_stack(
     [line] = [line for line in shown.splitlines() if line.startswith("warning: ")]
     assert "i-0 is not connected" in line
     assert f"python -m infra up --stack aws --replace '{MACHINE['urn']}'" in line
+
+
+def test_a_machine_that_is_being_replaced_is_not_waited_for(
+    opened: tunnel.Tunnel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    live, stack = open_stack([component(opened), MACHINE, OBJECT], tmp_path, io.StringIO(), monkeypatch)
+    with pytest.raises(OperationError, match="has no outputs"):
+        live.up(replace=[MACHINE["urn"]])
+    assert stack.done == ["up"]
+    assert not (tmp_path / "calls").exists(), "the program opens the tunnel through the new machine"
 
 
 @pytest.mark.parametrize("remaining", [[], [MACHINE], [OBJECT]], ids=["none", "machine", "object"])
