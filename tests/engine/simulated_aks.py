@@ -56,8 +56,24 @@ def cluster_updated(world: World, cluster: Resource, old: Inputs) -> None:
         # https://learn.microsoft.com/azure/aks/upgrade-aks-cluster
         versions = f"from {old['kubernetesVersion']} to {cluster.inputs['kubernetesVersion']}"
         raise Refused(f"OperationNotAllowed: Upgrading Kubernetes version {versions} is not allowed")
+    _check_pool_versions(world, cluster)
     _check_nodes(world, cluster)
     cluster.status = ACTIVE
+
+
+def _check_pool_versions(world: World, cluster: Resource) -> None:
+    """Refuse a request that names the versions of some pools and not of the others, whose own resources name them.
+
+    hashicorp/terraform-provider-azurerm#23436, Azure/ARO-HCP#662, pulumi-azure-native#2094. Without any version AKS
+    upgrades the control plane and no pool: Azure/AKS#2889.
+    """
+    profiles = {one["name"]: one.get("orchestratorVersion") for one in cluster.inputs["agentPoolProfiles"]}
+    for pool in world.of_type(POOL):
+        if pool.inputs["resourceName"] == cluster.computed["name"]:
+            profiles.setdefault(pool.inputs["agentPoolName"], None)
+    if any(profiles.values()) and not all(profiles.values()):
+        message = "all Agent pools' OrchestratorVersion must be all specified or all unspecified"
+        raise Refused(f"NotAllAgentPoolOrchestratorVersionSpecifiedAndUnchanged: Using managed cluster api, {message}")
 
 
 def _check_group_name(world: World, cluster: Resource) -> None:

@@ -106,6 +106,19 @@ def test_an_upgrade_takes_one_minor_version_and_the_control_plane_first(world: W
     world.update(POOL, pool.id, _pool(cluster, orchestratorVersion="1.35"))
 
 
+@pytest.mark.parametrize(("system", "gpu"), [("1.35", None), (None, "1.35")])
+def test_a_request_for_the_cluster_names_the_versions_of_all_pools_or_of_none(
+    world: World, system: str | None, gpu: str | None
+) -> None:
+    cluster = world.create(CLUSTER, "stack-aks", _cluster(world, version="1.35"))
+    world.create(POOL, "gpu", _pool(cluster, orchestratorVersion="1.35"))
+    versions = {"system": system} | ({"gpu": gpu} if gpu else {})
+    profiles = [{"name": name, "orchestratorVersion": version} for name, version in versions.items()]
+    with pytest.raises(Refused, match="must be all specified or all unspecified"):
+        world.update(CLUSTER, cluster.id, _cluster(world, agentPoolProfiles=profiles))
+    world.update(CLUSTER, cluster.id, _cluster(world, version="1.36"))
+
+
 def test_a_version_that_no_region_has_is_refused(world: World) -> None:
     problems = engine_clouds.rules_of(CLUSTER).problems
     assert "K8sVersionNotSupported" in str(list(problems(_cluster(world, version="1.30"))))

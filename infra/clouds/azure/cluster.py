@@ -150,13 +150,16 @@ class AksCluster(pulumi.ComponentResource):
         return self._network.resource_group.id.apply(lambda unique: f"MC_{physical_name(stack, unique, max_length=60)}")
 
     def _system_pool_profile(self) -> containerservice.ManagedClusterAgentPoolProfileArgs:
-        """Return the system pool, which is part of the cluster resource: AKS creates no cluster without one."""
+        """Return the system pool, which is part of the cluster resource: AKS creates no cluster without one.
+
+        It names no version: a request for the cluster must name those of all pools or of none, and the GPU pool is a
+        resource of its own (Azure/ARO-HCP#662). So a new version reaches this pool by a command (infra/UPGRADE.md).
+        """
         system = self._settings.system
         return containerservice.ManagedClusterAgentPoolProfileArgs(
             name="system",
             mode="System",
             type="VirtualMachineScaleSets",
-            orchestrator_version=self._settings.cluster.kubernetes_version,
             vm_size=system.instance_type,
             count=system.num_nodes,
             os_type="Linux",
