@@ -68,7 +68,8 @@ def find_scaling(cluster_base_name: str, group: str) -> Scaling | None:
 def addon_version(addon: str, kubernetes_version: str) -> str:
     """Return the version of an add-on that EKS installs by default with this Kubernetes version.
 
-    An add-on without a version keeps the one of its creation through every upgrade of the control plane.
+    An add-on without a version keeps the one of its creation through every upgrade of the control plane. EKS changes
+    the default now and then, and the next `up` follows: infra/UPGRADE.md, "Upgrades that the cloud starts".
     """
     return aws.eks.get_addon_version(addon_name=addon, kubernetes_version=kubernetes_version).version
 
