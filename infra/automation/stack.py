@@ -24,6 +24,7 @@ from infra.automation.outputs import StackOutputs, parse_outputs
 from infra.automation.progress import Progress
 from infra.findings.common_causes import CLUSTER, GENERAL
 from infra.findings.model import Cause
+from infra.stack import find_access_problems
 
 Approve = Callable[["Changes"], bool]
 ResultT = TypeVar("ResultT")
@@ -141,7 +142,8 @@ class LiveStack:
     def _check_settings(self) -> None:
         """Check the settings first, because starting the engine takes seconds."""
         if self.name in configuration.list_stacks(self.folder):
-            self._query("preview", lambda: configuration.read(self.name, self._settings, self.folder).parse())
+            found = self._query("preview", lambda: configuration.read(self.name, self._settings, self.folder))
+            self._query("preview", lambda: found.parse([find_access_problems]))
 
     def _open(self, verb: str, *, create: bool = False) -> automation.Stack:
         """Return the stack in the backend; with `create`, create one that has only a settings file."""
@@ -237,12 +239,16 @@ class LiveStack:
 
     def hold_tunnel(self, on_open: Callable[[tunnel.Tunnel], None]) -> None:
         """Hold the tunnel to the stack's Kubernetes API until Ctrl-C; raise OperationError if the stack has none."""
-        self._open("tunnel")
-        found = tunnel.find(self._query("tunnel", self._read_state))
+        stack = self._open_if_created("tunnel")
+        found = tunnel.find(self._query("tunnel", self._read_state)) if stack else None
+        if found is None and (stack is None or not self._query("tunnel", stack.outputs)):
+            raise OperationError(
+                f"stack {self.name!r} is not up yet, so it has no tunnel. Fix: python -m infra up --stack {self.name}"
+            )
         if found is None:
             raise OperationError(
-                f"stack {self.name!r} has no tunnel: its API is reached without one, or it is not up. "
-                f"Fix: python -m infra outputs --stack {self.name}"
+                f"the API of stack {self.name!r} is reached without a tunnel. "
+                f"Fix: python -m infra doctor --stack {self.name}, which checks the access"
             )
         try:
             keeper = tunnel.hold(found)

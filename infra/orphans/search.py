@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from infra import stack_files
 from infra.automation import LiveStack
 from infra.automation.display import Silent
+from infra.config.problems import SettingsError
 from infra.doctor import runner
 from infra.exit_codes import CHECK_FAILED, ORPHANS_FOUND, SUCCESS
 from infra.findings.model import Check, Context, Finding, ok
 from infra.findings.orphans import CloudOrphans, Leftover, Search
+from infra.stack import Stack
 
 #: The first check of a cloud's doctor, which also shows that the account is the stack's.
 _CREDENTIALS = "credentials"
@@ -67,7 +71,7 @@ def search(name: str, folder: Path = stack_files.ROOT) -> Report:
     orphans, doctor = cloud.orphans, cloud.doctor
     if orphans is None or doctor is None:
         return Report(name, "the stack has no resources outside its cluster", (), (), (), 0)
-    stack = configuration.parse()
+    stack = _parse_needed(configuration)
     live = LiveStack(name, folder=folder, display=Silent())
     outputs = live.outputs_if_up()
     resources = live.resources()
@@ -79,6 +83,29 @@ def search(name: str, folder: Path = stack_files.ROOT) -> Report:
     orphaned, kept = compare(found, resources, orphans)
     result = account.result if account.status == "ok" else "the account is unknown"
     return Report(name, result, orphaned, kept, not_checked, len(rest))
+
+
+def _parse_needed(configuration: stack_files.Configuration) -> Stack:
+    """Return the settings even if some are wrong; raise SettingsError for those that decide what is found.
+
+    These are the provider's account and region, ids of resources outside the stack, and whether checkpoints are kept.
+    """
+    try:
+        return configuration.parse()
+    except SettingsError as error:
+        found = configuration.parse_leniently()
+        settings = found.settings
+        needed = {"storage.on_destroy", *settings.provider_keys.values()}
+        problems = [
+            problem
+            for problem in error.problems
+            if problem.key in needed
+            or problem.key.endswith("_id")
+            or isinstance(getattr(settings, problem.key, None), BaseModel)
+        ]
+        if problems:
+            raise SettingsError(configuration.stack, problems) from None
+        return found
 
 
 def run(searches: Sequence[Search], credentials: Check, title: str) -> tuple[list[Leftover], list[Finding]]:

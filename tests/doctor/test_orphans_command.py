@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from infra import __main__ as program
-from infra import clouds
+from infra import clouds, stack_files
 from infra.automation.errors import OperationError
 from infra.clouds.aws.doctor.causes import CREDENTIALS, DENIED
 from infra.findings.common_causes import NO_CLIENT
@@ -220,3 +220,32 @@ def test_ctrl_c_ends_a_search_at_once(pulumi: Callable[..., Path]) -> None:
     assert process.returncode == 130
     assert rest.splitlines()[-1] == "cancelled"
     assert "Traceback" not in rest
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, key: str, value: str) -> None:
+    """Put a value into the configuration of every stack that is read."""
+    read = stack_files.read
+    monkeypatch.setattr(stack_files, "read", lambda name, _, *rest: read(name, {key: value}, *rest))
+
+
+def test_a_wrong_setting_that_the_search_does_not_need_is_ignored(
+    cloud: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(("volume", lambda: [DISK]))
+    _set(monkeypatch, "gpu.nodes.max", "0")
+    assert program.main(["orphans", "--stack", "aws"]) == 1
+    assert DISK.remove in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("key", "value"), [("aws:region", "moon"), ("storage.on_destroy", "burn")])
+def test_a_wrong_setting_that_the_search_needs_is_an_error(
+    cloud: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: str,
+) -> None:
+    cloud(("volume", lambda: []))
+    _set(monkeypatch, key, value)
+    assert program.main(["orphans", "--stack", "aws"]) == 2
+    assert f"{key}: " in capsys.readouterr().err, "another region would look as if nothing were left"

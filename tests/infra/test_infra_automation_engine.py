@@ -335,3 +335,28 @@ def test_the_script_in_the_guide_runs(project: Path, tmp_path: Path) -> None:
 
 def test_the_account_is_queried_on_clouds_whose_credentials_do_not_name_it() -> None:
     assert {name for name in clouds.available() if clouds.load(name).asks_for_account} == {"aws", "azure"}
+
+
+def test_a_tunnel_before_the_first_up_is_answered_with_up(project: Path) -> None:
+    fix = "Fix: python -m infra up --stack local"
+    with pytest.raises(OperationError, match=f"stack 'local' is not up yet.*{fix}"):
+        open_stack(project).hold_tunnel(print)
+    subprocess.run(["pulumi", "stack", "init", "local"], cwd=project, check=True, capture_output=True)
+    with pytest.raises(OperationError, match=f"stack 'local' is not up yet.*{fix}"):
+        open_stack(project).hold_tunnel(print)
+
+
+def test_a_tunnel_to_an_api_that_needs_none_is_answered_with_the_doctor(project: Path) -> None:
+    open_stack(project).up()
+    with pytest.raises(OperationError, match=r"is reached without a tunnel.*Fix: python -m infra doctor --stack local"):
+        open_stack(project).hold_tunnel(print)
+
+
+@pytest.mark.parametrize("verb", ["preview", "up"])
+def test_a_stack_whose_api_could_not_be_reached_is_refused_before_it_is_created(
+    project: Path, tmp_path: Path, verb: str
+) -> None:
+    shutil.copy(ROOT / "Pulumi.aws.yaml", project)
+    with pytest.raises(OperationError, match=r"network\.authorized_cidrs is empty"):
+        getattr(LiveStack("aws", folder=project, display=Silent()), verb)()
+    assert not list((tmp_path / "states").rglob("aws.json")), "the stack would stay in the backend"
