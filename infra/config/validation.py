@@ -263,9 +263,13 @@ def _allowed(item: ErrorDetails, example: object, info: FieldInfo | None) -> tup
 
 
 def _dotted(path: Path) -> str:
-    """Return a path as the user types it, such as `gpu.zones[0]`."""
+    """Return a path as the user types it, such as `gpu.zones[0]` or `tags.extra["a.b"]`."""
     text = ""
     for part in path:
-        named = isinstance(part, str) and re.fullmatch(r"[\w:-]+", part)
-        text += (f".{part}" if text else part) if named else f"[{part}]" if isinstance(part, int) else f'["{part}"]'
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif re.fullmatch(r"[\w:-]+", part):
+            text += f".{part}" if text else part
+        else:
+            text += f'["{part}"]'
     return text
