@@ -132,7 +132,12 @@ def test_an_idle_tunnel_is_used(opened: tunnel.Tunnel, monkeypatch: pytest.Monke
     monkeypatch.setattr(tunnel, "KEEP_ALIVE_SECONDS", 0.1)
     used = threading.Semaphore(0)
     answers = tunnel.Tunnel.answers
-    monkeypatch.setattr(tunnel.Tunnel, "answers", lambda self: (answers(self), used.release())[0])
+
+    def count(this: tunnel.Tunnel) -> bool:
+        used.release()
+        return answers(this)
+
+    monkeypatch.setattr(tunnel.Tunnel, "answers", count)
     with tunnel.held(opened):
         assert all(used.acquire(timeout=20) for _ in range(6)), "Session Manager ends an idle session"
 
