@@ -255,7 +255,8 @@ def _allowed(item: ErrorDetails, example: object, info: FieldInfo | None) -> tup
     for bound, words in _BOUNDS.items():
         if bound in context:
             limit = context[bound]
-            return f"{words} {limit}", limit + {"gt": 1, "lt": -1}.get(bound, 0)
+            step = {"gt": 1, "lt": -1}.get(bound, 0)
+            return f"{words} {limit}", limit + step if isinstance(limit, int) else limit
     if "pattern" in context:
         shown = f"for example {_spell(example)}"
         return f"{info.description}, {shown}" if info and info.description else shown, example

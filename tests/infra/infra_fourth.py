@@ -77,7 +77,8 @@ def provision(name, settings, opts=None):
         ),
         fabric=fabric, storage=facts, identity=Identity(), bucket_uri="s3://bucket",
         checkpoint_uri="s3://bucket/checkpoints", registry=Registry("registry.example/trainer"),
-        labels=settings.labels, before_operators=(cluster.provider,), before_workloads=(namespace, volume, claim),
+        labels=settings.labels, disk_class="disks", before_operators=(cluster.provider,),
+        before_workloads=(namespace, volume, claim),
     )
 '''
 

@@ -61,6 +61,7 @@ def test_a_mistake_in_the_window_names_its_fix(section: Mapping[str, object], ke
         ({"end": "2026-11-30"}, ".end", "before its start (2026-12-01)", "set --path 'X.end' 2026-12-01"),
         ({"end": "christmas"}, ".end", "not a date", "set --path 'X.end' 2026-12-01"),
         ({"end": None}, ".end", "missing", "set --path 'X.end' 2026-12-01"),
+        ({"end": "9999-12-31"}, ".end", "too large", "set --path 'X.end' 2100-12-31"),
         ({"name": "Long Run"}, ".name", "not of this form", "set --path 'X.name' long-run"),
         ({"reason": "benchmark"}, ".reason", "unknown key", "rm --path 'X.reason'"),
     ],
