@@ -107,6 +107,9 @@ def _stack_options(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument(
         "--cwd", metavar="DIR", type=Path, default=ROOT, help="folder of Pulumi.yaml [this repository]"
     )
+    if name == "orphans":
+        text = "print the commands although a cluster is in no state: no other state backend has this stack"
+        command.add_argument("--only-state", action="store_true", help=text)
     if name in {"preview", "up", "cost"}:
         scope = "and save it in Pulumi.<S>.yaml" if name == "up" else "for this command"
         text = f"set a key {scope}, such as gpu.nodes.max=4"

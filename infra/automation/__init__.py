@@ -3,5 +3,6 @@
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import HourlyUsd, StackOutputs
 from infra.automation.stack import Changes, LiveStack
+from infra.automation.state import State
 
-__all__ = ["CancelledError", "Changes", "HourlyUsd", "LiveStack", "OperationError", "StackOutputs"]
+__all__ = ["CancelledError", "Changes", "HourlyUsd", "LiveStack", "OperationError", "StackOutputs", "State"]

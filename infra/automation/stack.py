@@ -22,6 +22,7 @@ from infra.automation.engine import Engine, require_environment
 from infra.automation.errors import CancelledError, OperationError
 from infra.automation.outputs import StackOutputs, parse_outputs
 from infra.automation.progress import Progress
+from infra.automation.state import State, custom_resources, read_state
 from infra.findings.common_causes import CLUSTER, GENERAL
 from infra.findings.model import Cause
 from infra.stack import find_access_problems
@@ -130,10 +131,10 @@ class LiveStack:
         found = self._query("outputs", stack.outputs) if stack else {}
         return parse_outputs(self.name, {key: output.value for key, output in found.items()}) if found else None
 
-    def resources(self) -> list[dict[str, Any]]:
-        """Return the resources of the state as the engine exports them, none for a stack that does not exist yet."""
-        stack = self._open_if_created("orphans")
-        return self._query("orphans", lambda: _resources(stack)) if stack else []
+    def state(self) -> State:
+        """Return what the backend knows of the stack, which may not exist in it."""
+        stack, project = self._open_if_created("orphans"), self._workspace.project_settings().name
+        return self._query("orphans", lambda: read_state(stack, self._workspace, project))
 
     @property
     def _file(self) -> Path:
@@ -324,8 +325,7 @@ class _UnknownError(Exception):
 
 def _resources(stack: automation.Stack) -> list[dict[str, Any]]:
     """Return the state's resources without the stack itself, components and providers."""
-    found = (stack.export_stack().deployment or {}).get("resources") or []
-    return [item for item in found if item.get("custom") and not item["type"].startswith("pulumi:providers:")]
+    return custom_resources(stack.export_stack().deployment or {})
 
 
 def _pending_creations(stack: automation.Stack) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from infra.findings.errors import explained
 from infra.findings.model import Context
@@ -17,7 +18,8 @@ class Leftover:
     `remove` is the command that deletes it. `since` is its creation in UTC, None where the cloud does not report it.
     `kept` is the reason why it stays on purpose, or deletes itself; empty for an orphan. `of_cluster` marks what the
     cluster makes, which is in no state while it is in use. `inside` is the id of what contains it, and is deleted with
-    it. `aliases` are its further identifiers, such as an ARN.
+    it. `aliases` are its further identifiers, such as an ARN. `withheld` is the reason why `remove` is empty. `live`
+    marks the cluster and the bucket: a stack that has one of them may be in use, in a state of another backend.
     """
 
     kind: str
@@ -29,14 +31,26 @@ class Leftover:
     of_cluster: bool = False
     inside: str = field(default="", repr=False)
     aliases: Sequence[str] = field(default=(), repr=False)
+    withheld: str = ""
+    live: Literal["", "cluster", "bucket"] = field(default="", repr=False)
+
+    def without_command(self, reason: str) -> Leftover:
+        """Return the same resource without the command that deletes it, because it may not be the stack's."""
+        return replace(self, remove="", withheld=reason)
+
+
+def shell(template: str, /, **values: object) -> str:
+    """Return a command with all values quoted: the names of resources are not this program's."""
+    return template.format(**{key: shlex.quote(str(value)) for key, value in values.items()})
 
 
 @dataclass(frozen=True)
 class Search:
-    """A query for one kind of resource of a stack."""
+    """A query for one kind of resource of a stack; `finds_clusters` marks the one that shows whether it is up."""
 
     kind: str
     run: Callable[[], Iterable[Leftover]]
+    finds_clusters: bool = False
 
 
 def explain_errors(searches: Iterable[Search], explain: Callable[[Exception], Exception]) -> list[Search]:
@@ -46,7 +60,7 @@ def explain_errors(searches: Iterable[Search], explain: Callable[[Exception], Ex
         # A generator raises only when it is read.
         return explained(explain)(lambda: list(query.run()))
 
-    return [Search(query.kind, explained_run(query)) for query in searches]
+    return [replace(query, run=explained_run(query)) for query in searches]
 
 
 class CloudOrphans(Protocol):

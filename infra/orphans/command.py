@@ -20,7 +20,7 @@ from infra.orphans.search import Report, search
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     try:
-        report = search(arguments.stack, arguments.cwd)
+        report = search(arguments.stack, arguments.cwd, is_only_state=arguments.only_state)
     except OperationError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -51,6 +51,7 @@ def show(report: Report, stream: TextIO) -> None:
         stream.write("kept on purpose, or deleted by the cloud:\n")
         stream.write(tables.table(tables.KEPT, list(map(_row, report.kept))) + "\n")
     stream.write("".join(f"not checked: {line}\n" for line in _reasons(report.not_checked)))
+    stream.write("".join(f"{line}\n" for line in report.withheld))
     stream.write(f"stack {report.stack}: {summary(report)}\n")
 
 
@@ -64,12 +65,14 @@ def summary(report: Report) -> str:
     priced = report.usd_per_hour
     cost = f", at least {priced:.2f} USD/h" if priced >= 0.005 else ""
     noun = "orphan" if count == 1 else "orphans"
+    if report.withheld:
+        return f"{count} possible {noun}{cost}: delete nothing until the owner is known ({where})"
     return f"{count} {noun}{cost}: run the commands from top to bottom ({where})"
 
 
 def _row(item: Leftover) -> tables.Row:
     price = None if item.usd_per_hour is None else f"{item.usd_per_hour:.4f}"
-    return dataclasses.asdict(item) | {"usd_per_hour": price}
+    return dataclasses.asdict(item) | {"usd_per_hour": price, "remove": item.remove or f"none: {item.withheld}"}
 
 
 def _reasons(findings: Sequence[Finding]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +18,22 @@ from infra.doctor import runner
 from infra.exit_codes import CHECK_FAILED, ORPHANS_FOUND, SUCCESS
 from infra.findings.model import Check, Context, Finding, ok
 from infra.findings.orphans import CloudOrphans, Leftover, Search
+from infra.orphans import ownership
+from infra.orphans.ownership import normalize
 from infra.stack import Stack
 
 #: The first check of a cloud's doctor, which also shows that the account is the stack's.
 _CREDENTIALS = "credentials"
 #: The time limit of one kind; a list of thousands of entries has many pages.
 _SECONDS = 90.0
-#: Google's APIs return an id with or without its endpoint.
-_ENDPOINT = re.compile(r"^(https:)?//[\w.-]+\.googleapis\.com/(compute/)?(v1/)?")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a search; `not_checked` are the kinds that could not be listed, each with its reason and fix."""
+    """The result of a search; `not_checked` are the kinds that could not be listed, each with its reason and fix.
+
+    `withheld` are the reasons why no command is printed.
+    """
 
     stack: str
     account: str
@@ -39,6 +41,7 @@ class Report:
     kept: Sequence[Leftover]
     not_checked: Sequence[Finding]
     num_kinds: int
+    withheld: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -59,12 +62,16 @@ class Report:
             "usd_per_hour": round(self.usd_per_hour, 4),
             "orphans": [_as_row(item) for item in self.orphans],
             "kept": [_as_row(item) for item in self.kept],
+            "withheld": list(self.withheld),
             "not_checked": [{"kind": item.check, "reason": item.result, "fix": item.fix} for item in self.not_checked],
         }
 
 
-def search(name: str, folder: Path = stack_files.ROOT) -> Report:
-    """Return what stack `name` left; raise ValueError for an unknown stack, OperationError for an unreadable state."""
+def search(name: str, folder: Path = stack_files.ROOT, *, is_only_state: bool = False) -> Report:
+    """Return what stack `name` left; raise ValueError for an unknown stack, OperationError for an unreadable state.
+
+    With `is_only_state`, the user has confirmed that no other backend has this stack.
+    """
     stack_files.require_file(name, folder)
     configuration = stack_files.read(name, None, folder)
     cloud = configuration.parse_leniently().cloud
@@ -74,15 +81,26 @@ def search(name: str, folder: Path = stack_files.ROOT) -> Report:
     stack = _parse_needed(configuration)
     live = LiveStack(name, folder=folder, display=Silent())
     outputs = live.outputs_if_up()
-    resources = live.resources()
+    before = live.state()
     job = stack.sections["job"].model_extra or {}
     context = Context(stack.settings, configuration.values, job, dataclasses.asdict(outputs) if outputs else None)
-    found, findings = run(orphans.searches(context), doctor.checks(context)[0], f"orphans of stack {name}")
+    searches = orphans.searches(context)
+    found, findings = run(searches, doctor.checks(context)[0], f"orphans of stack {name}")
+    # The state is read again: an update that began meanwhile has created what the first reading does not know.
+    states = (before, live.state())
     account, *rest = findings
     not_checked = [item for item in findings if item.status in ("problem", "unknown")]
+    resources = [resource for state in states for resource in state.resources]
     orphaned, kept = compare(found, resources, orphans)
+    failed = {item.check for item in not_checked}
+    unlisted = [query.kind for query in searches if query.finds_clusters and query.kind in failed]
+    unknown = ownership.not_in_state(found, resources)
+    reasons = ownership.reasons(name, states, unknown, unlisted, is_only_state=is_only_state)
+    reasons = reasons if orphaned or kept else []
+    if reasons:
+        orphaned, kept = (ownership.without_commands(items, reasons) for items in (orphaned, kept))
     result = account.result if account.status == "ok" else "the account is unknown"
-    return Report(name, result, orphaned, kept, not_checked, len(rest))
+    return Report(name, result, orphaned, kept, not_checked, len(rest), [item.text for item in reasons])
 
 
 def _parse_needed(configuration: stack_files.Configuration) -> Stack:
@@ -130,43 +148,26 @@ def compare(
     found: Sequence[Leftover], resources: Sequence[Mapping[str, Any]], cloud: CloudOrphans
 ) -> tuple[list[Leftover], list[Leftover]]:
     """Return the orphans and what is kept on purpose; what the state knows, or its cluster uses, is neither."""
-    known = {_normalize(text) for resource in resources for text in _identifiers(resource)}
     has_cluster = any(resource["type"] == cloud.CLUSTER for resource in resources)
-    unknown = [
-        item
-        for item in dict.fromkeys(found)
-        if known.isdisjoint(map(_normalize, (item.id, *item.aliases))) and not (item.of_cluster and has_cluster)
-    ]
+    unknown = [item for item in ownership.not_in_state(found, resources) if not (item.of_cluster and has_cluster)]
     return _fold([item for item in unknown if not item.kept]), [item for item in unknown if item.kept]
 
 
 def _fold(orphans: Sequence[Leftover]) -> list[Leftover]:
     """Replace what is inside an orphan by its number and its price: one command deletes all of it."""
-    containers = {_normalize(item.id) for item in orphans}
+    containers = {normalize(item.id) for item in orphans}
     folded = []
     for item in orphans:
-        if _normalize(item.inside) in containers:
+        if normalize(item.inside) in containers:
             continue
-        inner = [one for one in orphans if _normalize(one.inside) == _normalize(item.id)]
+        inner = [one for one in orphans if normalize(one.inside) == normalize(item.id)]
         prices = [one.usd_per_hour for one in (item, *inner) if one.usd_per_hour is not None]
         kind = f"{item.kind} with {len(inner)} resources" if inner else item.kind
         folded.append(dataclasses.replace(item, kind=kind, usd_per_hour=sum(prices) if prices else None))
     return folded
 
 
-def _identifiers(resource: Mapping[str, Any]) -> list[str]:
-    """Return the identifiers of a resource of the state."""
-    outputs = resource.get("outputs") or {}
-    values = [resource.get("id"), *(outputs.get(key) for key in ("arn", "id", "selfLink"))]
-    return [value for value in values if isinstance(value, str) and value]
-
-
-def _normalize(identifier: str) -> str:
-    """Return an identifier as it is compared: Azure ignores its case, Google omits its endpoint."""
-    return _ENDPOINT.sub("", identifier).lower()
-
-
 def _as_row(item: Leftover) -> dict[str, object]:
     row = dataclasses.asdict(item)
-    del row["aliases"], row["of_cluster"], row["inside"]
+    del row["aliases"], row["of_cluster"], row["inside"], row["live"]
     return row

@@ -46,12 +46,21 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     """Return a function that puts a fake `pulumi` first on PATH; without outputs it has no stack."""
 
     def put(
-        outputs: Mapping[str, object] | None, version: str = "v3.260.0", resources: Sequence[Mapping[str, object]] = ()
+        outputs: Mapping[str, object] | None,
+        version: str = "v3.260.0",
+        resources: Sequence[Mapping[str, object]] = (),
+        pending: Sequence[Mapping[str, object]] = (),
+        last_update: str | None = "destroy",
+        backend: str = "s3://states",
     ) -> Path:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         (folder / "outputs.json").write_text(json.dumps(outputs or {}))
-        state = {"version": 3, "deployment": {"resources": list(resources)}}
+        state = {"version": 3, "deployment": {"resources": list(resources), "pending_operations": list(pending)}}
+        update = {"kind": last_update, "result": "succeeded", "startTime": "2026-11-20T10:00:00.000Z"}
+        update |= {"message": "", "environment": {}, "config": {}}
+        (folder / "history.json").write_text(json.dumps([update] if last_update else []))
+        (folder / "whoami.json").write_text(json.dumps({"user": "ann", "url": backend}))
         (folder / "state.json").write_text(json.dumps(state))
         program = folder / "pulumi"
         missing = "echo 'error: no stack named found' >&2; exit 255" if outputs is None else "exit 0"
@@ -62,6 +71,8 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
             '  *"plugin ls"*) echo "NAME  KIND  VERSION"; echo "kubernetes  resource  4.34.2";;\n'
             "  *\"stack ls\"*) echo '[]';;\n"
             f'  *"stack export"*) cat {folder}/state.json;;\n'
+            f'  *"stack history"*) cat {folder}/history.json;;\n'
+            f"  *whoami*) cat {folder}/whoami.json;;\n"
             f'  *"stack output"*) cat {folder}/outputs.json;;\n'
             f'  *"stack select"*) {missing};;\n'
             "esac\n"

@@ -256,6 +256,19 @@ def test_the_control_planes_interfaces_are_found_by_their_description(account: C
     assert sorted(item.id for item in query.run()) == sorted(expected), "the third is another stack's"
 
 
+def test_a_subnet_that_the_cluster_only_uses_is_not_listed(account: Callable[[str], Any]) -> None:
+    ec2 = account("ec2", region_name="us-east-1")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    ids = []
+    for position, value in enumerate(("shared", "owned")):
+        tags = spec("subnet", {f"kubernetes.io/cluster/{CLUSTER}": value})
+        made = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{position}.0/24", TagSpecifications=tags)
+        ids.append(made["Subnet"]["SubnetId"])
+    context = read_context("aws", {"aws:region": "us-east-1"})
+    (query,) = (item for item in orphans.searches(context) if item.kind == "subnet")
+    assert [item.id for item in query.run()] == ids[1:]
+
+
 def test_a_missing_permission_names_the_action(
     account: Callable[[str], Any], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ TAGS = {"project": "torchrec-cloud", "stack": "azure", "managed-by": "pulumi", "
 GROUP, KEPT = f"{ROOT}/resourceGroups/azure-network-group0a1b2c3d", f"{ROOT}/resourceGroups/azure-objects-group0a1b2c3d"
 NODES = f"{ROOT}/resourceGroups/MC_azure-network-group0a1b2c3d_azure-aks_eastus"
 AKS = f"{GROUP}/providers/Microsoft.ContainerService/managedClusters/azure-aks1234567"
+KEPT_GROUP = {"id": KEPT, "name": KEPT.rpartition("/")[2], "tags": TAGS}
 ASSIGNMENTS = f"{ROOT}/providers/Microsoft.Authorization/roleAssignments"
 VAULTS = f"{ROOT}/providers/Microsoft.KeyVault/deletedVaults"
 
@@ -121,6 +123,23 @@ def test_the_group_that_aks_manages_belongs_to_the_cluster(azure: Recorded) -> N
     assert compare(found, [], orphans)[0] == found
 
 
+@pytest.mark.parametrize("tags", [{}, TAGS | {"project": "another"}])
+def test_a_group_is_not_the_stacks_by_its_name_alone(azure: Recorded, tags: dict[str, str]) -> None:
+    group = {"id": GROUP, "name": GROUP.rpartition("/")[2], "tags": tags}
+    managed = {"id": NODES, "name": NODES.rpartition("/")[2], "tags": tags, "managedBy": AKS}
+    azure.put(f"{ROOT}/resourcegroups", {"value": [group, managed]})
+    azure.put(ASSIGNMENTS, {"value": [assignment("gone", GROUP, "p-gone")]})
+    found, failed = search()
+    assert not failed
+    assert [(item.id, item.remove, item.withheld) for item in found] == [(NODES, "", "no tags show whose it is")]
+
+
+def test_names_are_quoted_in_commands(azure: Recorded) -> None:
+    azure.put(f"{ROOT}/resources", {"value": [resource(GROUP, "Microsoft.Compute/disks", "a; rm -rf ~")]})
+    (item,) = search()[0]
+    assert shlex.split(item.remove)[-1] == item.id
+
+
 def test_the_checkpoints_are_kept_or_orphans_as_the_setting_says(azure: Recorded) -> None:
     account = resource(KEPT, "Microsoft.Storage/storageAccounts", "azure01234567")
     azure.put(f"{ROOT}/resources", {"value": [account]})
@@ -143,10 +162,12 @@ def test_ids_of_the_state_are_compared_without_their_case(azure: Recorded) -> No
 def test_role_assignments_of_deleted_principals_are_found(azure: Recorded) -> None:
     reservation = f"{ROOT}/resourceGroups/rg/providers/Microsoft.Compute/capacityReservationGroups/gpus"
     listed = [
+        assignment("next", f"{reservation}0", "p-next"), assignment("within", f"{reservation}/x/y", "p-gone"),
         assignment("gone", KEPT, "p-gone"), assignment("there", KEPT, "p-there"),
         assignment("outside", reservation, "p-gone"), assignment("others", f"{ROOT}/resourceGroups/x", "p-gone"),
     ]  # fmt: skip
     azure.put(ASSIGNMENTS, {"value": listed})
+    azure.put(f"{ROOT}/resourcegroups", {"value": [KEPT_GROUP]})
 
     def existing(_: Mapping[str, str], body: bytes) -> tuple[int, object]:
         assert json.loads(body) == {"ids": ["p-gone", "p-there"]}
@@ -156,15 +177,19 @@ def test_role_assignments_of_deleted_principals_are_found(azure: Recorded) -> No
     settings = {"gpu.capacity": "reservation", "gpu.reservation_id": reservation}
     found, failed = search(**settings)
     assert not failed
-    assert [item.id.rpartition("/")[2] for item in found] == ["gone", "outside"]
-    assert found[0].remove == f"az role assignment delete --ids {found[0].id}"
+    assert [item.id.rpartition("/")[2] for item in found if item.kind == "role assignment"] == [
+        "within",
+        "gone",
+        "outside",
+    ]
+    assert found[-1].remove == f"az role assignment delete --ids {found[-1].id}"
 
 
 def test_role_assignments_are_not_checked_without_access_to_the_directory(azure: Recorded) -> None:
     azure.put(ASSIGNMENTS, {"value": [assignment("gone", KEPT, "p-gone")]})
+    azure.put(f"{ROOT}/resourcegroups", {"value": [KEPT_GROUP]})
     azure.put("/v1.0/directoryObjects/getByIds", {"error": {"code": "Authorization_RequestDenied"}}, 403)
-    found, failed = search()
-    assert not found
+    _, failed = search()
     assert [(item.check, item.status, item.cause) for item in failed] == [
         ("role assignment", "unknown", "azure-denied")
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from infra.automation.errors import OperationError
 from infra.clouds.aws.doctor.causes import CREDENTIALS, DENIED
 from infra.findings.common_causes import NO_CLIENT
 from infra.findings.model import Check, QueryFailedError, ok
-from infra.findings.orphans import Leftover, Search
+from infra.findings.orphans import Leftover, Search, shell
 from infra.orphans import command
 
 CARD = Leftover("network interface", "eni-1", "aws ec2 delete-network-interface --network-interface-id eni-1")
@@ -36,14 +37,17 @@ def cloud(monkeypatch: pytest.MonkeyPatch, pulumi: Callable[..., Path]) -> Calla
     """Return a function that sets what a cloud's searches find, and the resources in the state."""
 
     def put(
-        *queries: tuple[str, Found], resources: Sequence[Any] = (), account: Callable[[], Any] = lambda: ok("acct 1")
+        *queries: tuple[str, Found],
+        resources: Sequence[Any] = (),
+        account: Callable[[], Any] = lambda: ok("acct 1"),
+        **state: Any,
     ) -> None:
-        searches = [Search(kind, query) for kind, query in queries]
+        searches = [Search(kind, query, finds_clusters=kind == "cluster") for kind, query in queries]
         orphans = SimpleNamespace(CLUSTER="aws:eks/cluster:Cluster", searches=lambda context: searches)
         doctor = SimpleNamespace(checks=lambda context: [Check("credentials", account)])
         monkeypatch.setattr(clouds.Cloud, "orphans", property(lambda _: orphans))
         monkeypatch.setattr(clouds.Cloud, "doctor", property(lambda _: doctor))
-        pulumi({}, resources=resources)
+        pulumi(state.pop("outputs", {}), resources=resources, **state)
 
     return put
 
@@ -73,6 +77,95 @@ def test_nothing_left_is_exit_code_0_and_says_where_it_looked(
     assert program.main(["orphans", "--stack", "aws"]) == 0
     output = capsys.readouterr().out
     assert output.endswith("stack aws: nothing is left (2 kinds of resources searched, acct 1)\n")
+
+
+CLUSTER = Leftover("cluster", "c", "aws eks delete-cluster --name c", live="cluster")
+LIVE_BUCKET = dataclasses.replace(BUCKET, live="bucket")
+KNOWN = {"urn": "urn:pulumi:aws::p::t::c", "custom": True, "type": "aws:eks/cluster:Cluster", "id": "known"}
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (CLUSTER, {"outputs": None}),
+        (LIVE_BUCKET, {"outputs": None}),
+        (LIVE_BUCKET, {"last_update": None}),
+        (CLUSTER, {"last_update": None}),
+        (CLUSTER, {}),
+        (CLUSTER, {"resources": [KNOWN]}),
+    ],
+    ids=["no stack", "no stack, bucket", "never up, bucket", "never up", "destroyed", "another cluster"],
+)
+def test_no_command_deletes_what_another_state_may_own(
+    found: Leftover, state: dict[str, Any], cloud: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(("cluster", lambda: [found]), ("network interface", lambda: [CARD]), **state)
+    assert program.main(["orphans", "--stack", "aws"]) == 1
+    output = capsys.readouterr().out
+    assert found.remove not in output
+    assert CARD.remove not in output
+    assert "eni-1" in output
+    (line,) = (line for line in output.splitlines() if line.startswith("no commands: "))
+    assert "another state backend than s3://states. Fix: compare `pulumi whoami -v` and PULUMI_BACKEND_URL" in line
+    assert "delete nothing until the owner is known" in output
+    assert program.main(["orphans", "--stack", "aws", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert {item["remove"] for item in (*report["orphans"], *report["kept"])} == {""}
+    assert report["withheld"] == [line]
+
+
+def test_the_user_can_confirm_that_no_other_state_has_the_stack(
+    cloud: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(("cluster", lambda: [CLUSTER]), last_update=None)
+    assert program.main(["orphans", "--stack", "aws", "--only-state"]) == 1
+    assert CLUSTER.remove in capsys.readouterr().out
+
+
+def test_no_command_is_printed_if_clusters_cannot_be_listed(
+    cloud: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(("cluster", denied), ("network interface", lambda: [CARD]))
+    assert program.main(["orphans", "--stack", "aws"]) == 1
+    output = capsys.readouterr().out
+    assert CARD.remove not in output
+    assert "it is unknown whether a cluster exists (cluster not checked)" in output
+
+
+def test_commands_are_printed_after_a_destroy_that_kept_the_bucket(
+    cloud: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud(("network interface", lambda: [CARD]), ("bucket", lambda: [LIVE_BUCKET]))
+    assert program.main(["orphans", "--stack", "aws"]) == 1
+    assert CARD.remove in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["pending", "locked", "changed"])
+def test_no_command_is_printed_during_an_update(
+    how: str, cloud: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state: dict[str, Any] = {"backend": f"file://{tmp_path}"}
+    if how == "pending":
+        state["pending"] = [{"resource": KNOWN, "type": "creating"}]
+    if how == "locked":
+        folder = tmp_path / ".pulumi/locks/organization/torchrec-cloud/aws"
+        folder.mkdir(parents=True)
+        (folder / "0.json").write_text("{}")
+
+    def find() -> Sequence[Leftover]:
+        if how == "changed":
+            (tmp_path / "bin/state.json").write_text(json.dumps({"version": 3, "deployment": {"resources": [KNOWN]}}))
+        return [CARD]
+
+    cloud(("network interface", find), **state)
+    assert program.main(["orphans", "--stack", "aws", "--only-state"]) == 1
+    output = capsys.readouterr().out
+    assert CARD.remove not in output
+    assert "no commands: an update of stack aws is running or was interrupted" in output
+
+
+def test_a_name_cannot_add_a_command() -> None:
+    assert shell("aws s3 rb {uri}", uri="s3://a; rm -rf ~") == "aws s3 rb 's3://a; rm -rf ~'"
 
 
 def test_what_the_state_knows_is_not_listed(cloud: Callable[..., None]) -> None:
@@ -115,7 +208,15 @@ def test_json_has_every_field(cloud: Callable[..., None], capsys: pytest.Capture
     assert program.main(["orphans", "--stack", "aws", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["orphans"] == [
-        {"kind": "volume", "id": "vol-1", "remove": DISK.remove, "since": DISK.since, "usd_per_hour": 0.011, "kept": ""}
+        {
+            "kind": "volume",
+            "id": "vol-1",
+            "remove": DISK.remove,
+            "since": DISK.since,
+            "usd_per_hour": 0.011,
+            "kept": "",
+            "withheld": "",
+        }
     ]
     assert [item["id"] for item in report["kept"]] == ["b"]
     assert [item["kind"] for item in report["not_checked"]] == ["snapshot"]

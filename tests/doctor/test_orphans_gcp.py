@@ -109,7 +109,11 @@ def test_what_is_in_the_network_belongs_to_the_stack(google: Recorded) -> None:
         ("forwarding rule", "a1", True), ("firewall rule", "k8s-fw-abc", True),
         ("firewall rule", "gcp-network-nodes-0a1b2c3", False), ("network", "gcp-network-vpc-0a1b2c3", False),
     ]  # fmt: skip
-    assert "forwarding-rules delete a1 --region us-central1 --project" in found[0].remove
+    assert {item.remove for item in found} == {""}, "another project's stack of this name has such a network"
+    assert {item.withheld for item in found} == {"no labels show whose it is"}
+    labelled = rule | {"labels": OF_CLUSTER}
+    google.put(f"{COMPUTE}/aggregated/forwardingRules", aggregated("forwardingRules", labelled))
+    assert "forwarding-rules delete a1 --region us-central1 --project" in search()[0][0].remove
     state = [{"type": "gcp:compute/network:Network", "id": "projects/my-project/x/gcp-network-vpc-0a1b2c3"}]
     assert "network" not in {item.kind for item in compare(found, state, orphans)[0]}, "the endpoint is not compared"
 
@@ -146,7 +150,7 @@ def test_services_are_found_by_their_labels(google: Recorded) -> None:
 @pytest.mark.parametrize(("state", "kept"), [("DESTROY_SCHEDULED", True), ("ENABLED", False)])
 def test_a_key_version_goes_by_itself_once_it_is_scheduled(google: Recorded, state: str, kept: bool) -> None:
     google.put(f"{LOCATIONS}/us-central1/keyRings", {"keyRings": [{"name": RING}, {"name": f"{RING}-other"}]})
-    google.put(f"/v1/{RING}/cryptoKeys", {"cryptoKeys": [{"name": f"{RING}/cryptoKeys/k"}]})
+    google.put(f"/v1/{RING}/cryptoKeys", {"cryptoKeys": [{"name": f"{RING}/cryptoKeys/k", "labels": LABELS}]})
     versions = [
         {"name": f"{RING}/cryptoKeys/k/cryptoKeyVersions/2", "state": state, "destroyTime": AT, "createTime": AT},
         {"name": f"{RING}/cryptoKeys/k/cryptoKeyVersions/1", "state": "DESTROYED"},
@@ -155,6 +159,61 @@ def test_a_key_version_goes_by_itself_once_it_is_scheduled(google: Recorded, sta
     (item,) = search()[0]
     assert bool(item.kept) == kept
     assert "versions destroy 2 --key k --keyring gcp-cluster-keys-0a1b2c3 --location us-central1" in item.remove
+
+
+def test_the_key_of_another_projects_stack_is_not_listed(google: Recorded) -> None:
+    google.put(f"{LOCATIONS}/us-central1/keyRings", {"keyRings": [{"name": RING}]})
+    for labels in ({}, LABELS | {"project": "another"}):
+        google.put(f"/v1/{RING}/cryptoKeys", {"cryptoKeys": [{"name": f"{RING}/cryptoKeys/k", "labels": labels}]})
+        version = {"name": f"{RING}/cryptoKeys/k/cryptoKeyVersions/1", "state": "ENABLED"}
+        google.put(f"/v1/{RING}/cryptoKeys/k/cryptoKeyVersions", {"cryptoKeyVersions": [version]})
+        assert search() == ([], [])
+
+
+def test_the_bucket_of_another_projects_stack_is_not_listed(google: Recorded) -> None:
+    bucket = {"name": "b", "labels": LABELS | {"project": "another"}, "timeCreated": AT}
+    google.put("/storage/v1/b", {"items": [bucket]})
+    assert search() == ([], []), "its stack has the same name"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "is_own"),
+    [
+        ("gke-gcp-cluster-1a2b3c4-gpu-0", {}, True),
+        ("gke-gcp-cluster-blue-gpu-0", {}, False),
+        ("gke-gcp-cluster-1a2b3c4d-gpu-0", {}, False),
+        ("gke-gcp-eval-cluster-1a2b3c4-gpu-0", {}, False),
+        ("gke-gcp-cluster-1a2b3c4-gpu-0", {"goog-k8s-cluster-name": "gcp-cluster-blue"}, False),
+        ("any", OF_CLUSTER, True),
+    ],
+)
+def test_nodes_of_another_cluster_are_not_listed(
+    google: Recorded, name: str, labels: Mapping[str, str], is_own: bool
+) -> None:
+    machine = "https://www.googleapis.com/compute/v1/projects/p/zones/z/machineTypes/a2-highgpu-8g"
+    node = entry(name, machineType=machine, status="RUNNING", labels=labels)
+    google.put(f"{COMPUTE}/aggregated/instances", aggregated("instances", node))
+    assert bool(search()[0]) == is_own
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "kind"),
+    [
+        (f"{LOCATIONS}/-/instances", {"unreachable": ["us-east1-b"]}, "Filestore instance"),
+        (f"{LOCATIONS}/-/clusters", {"missingZones": ["us-east1-b"]}, "cluster"),
+        (f"{COMPUTE}/aggregated/disks", {"items": {}, "unreachables": ["us-east1-b"]}, "disk"),
+        (
+            f"{COMPUTE}/aggregated/disks",
+            {"items": {"zones/us-east1-b": {"warning": {"code": "UNREACHABLE"}}}},
+            "disk",
+        ),
+    ],
+)
+def test_an_incomplete_list_is_not_checked(google: Recorded, path: str, answer: object, kind: str) -> None:
+    google.put(path, answer)
+    (failed,) = search()[1]
+    assert (failed.check, failed.status) == (kind, "unknown")
+    assert "us-east1-b" in failed.result
 
 
 def test_accounts_and_the_roles_of_deleted_accounts_are_found(google: Recorded) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra import catalog
 from infra.clouds.aws.orphans.owner import HOURS_PER_MONTH, Filters, Owner, read_tags, utc
-from infra.findings.orphans import Leftover, Search
+from infra.findings.orphans import Leftover, Search, shell
 
 Item = Mapping[str, Any]
 #: ELB describes the tags of at most this many load balancers at once.
@@ -25,7 +25,7 @@ def _no_price(_owner: Owner, _item: Item) -> None:
 class _Kind:
     """One kind of EC2 resource: how to list it, which entries are left over, and how to delete one.
 
-    `remove` may use every field of the entry. `live` marks what the cluster makes itself.
+    `remove` may use every field of the entry and `region`. `live` marks what the cluster makes itself.
     """
 
     name: str
@@ -67,39 +67,41 @@ def _endpoint_price(owner: Owner, item: Item) -> float:
 _INSTANCE_STATES = ("instance-state-name", ("pending", "running", "stopping", "stopped"))
 _KINDS = (
     _Kind("instance", "describe_instances", "Reservations", "InstanceId",
-          "aws ec2 terminate-instances --instance-ids {InstanceId} {region}"
-          " && aws ec2 wait instance-terminated --instance-ids {InstanceId} {region}",
+          "aws ec2 terminate-instances --instance-ids {InstanceId} --region {region}"
+          " && aws ec2 wait instance-terminated --instance-ids {InstanceId} --region {region}",
           _INSTANCE_STATES, "LaunchTime", live=True, usd_per_hour=_instance_price),
     _Kind("NAT gateway", "describe_nat_gateways", "NatGateways", "NatGatewayId",
-          "aws ec2 delete-nat-gateway --nat-gateway-id {NatGatewayId} {region}"
-          " && aws ec2 wait nat-gateway-deleted --nat-gateway-ids {NatGatewayId} {region}",
+          "aws ec2 delete-nat-gateway --nat-gateway-id {NatGatewayId} --region {region}"
+          " && aws ec2 wait nat-gateway-deleted --nat-gateway-ids {NatGatewayId} --region {region}",
           ("state", ("pending", "available")), "CreateTime", filter_option="Filter",
           usd_per_hour=_nat_price),
     _Kind("VPC endpoint", "describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId",
-          "aws ec2 delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId} {region}",
+          "aws ec2 delete-vpc-endpoints --vpc-endpoint-ids {VpcEndpointId} --region {region}",
           ("vpc-endpoint-state", ("pendingAcceptance", "pending", "available", "failed")), "CreationTimestamp",
           usd_per_hour=_endpoint_price),
     _Kind("network interface", "describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId",
-          "aws ec2 delete-network-interface --network-interface-id {NetworkInterfaceId} {region}",
+          "aws ec2 delete-network-interface --network-interface-id {NetworkInterfaceId} --region {region}",
           ("status", ("available",)), live=True),
     _Kind("volume", "describe_volumes", "Volumes", "VolumeId",
-          "aws ec2 delete-volume --volume-id {VolumeId} {region}",
+          "aws ec2 delete-volume --volume-id {VolumeId} --region {region}",
           ("status", ("available",)), "CreateTime", live=True, usd_per_hour=_volume_price),
     _Kind("snapshot", "describe_snapshots", "Snapshots", "SnapshotId",
-          "aws ec2 delete-snapshot --snapshot-id {SnapshotId} {region}", since="StartTime", live=True),
+          "aws ec2 delete-snapshot --snapshot-id {SnapshotId} --region {region}", since="StartTime", live=True),
     _Kind("public address", "describe_addresses", "Addresses", "AllocationId",
-          "aws ec2 release-address --allocation-id {AllocationId} {region}",
+          "aws ec2 release-address --allocation-id {AllocationId} --region {region}",
           usd_per_hour=_address_price),
-    _Kind("subnet", "describe_subnets", "Subnets", "SubnetId", "aws ec2 delete-subnet --subnet-id {SubnetId} {region}"),
+    _Kind("subnet", "describe_subnets", "Subnets", "SubnetId",
+          "aws ec2 delete-subnet --subnet-id {SubnetId} --region {region}"),
     _Kind("route table", "describe_route_tables", "RouteTables", "RouteTableId",
-          "aws ec2 delete-route-table --route-table-id {RouteTableId} {region}"),
+          "aws ec2 delete-route-table --route-table-id {RouteTableId} --region {region}"),
     _Kind("internet gateway", "describe_internet_gateways", "InternetGateways", "InternetGatewayId",
-          "{detach}aws ec2 delete-internet-gateway --internet-gateway-id {InternetGatewayId} {region}"),
+          "aws ec2 delete-internet-gateway --internet-gateway-id {InternetGatewayId} --region {region}"),
     _Kind("security group", "describe_security_groups", "SecurityGroups", "GroupId",
-          "aws ec2 delete-security-group --group-id {GroupId} {region}"),
-    _Kind("VPC", "describe_vpcs", "Vpcs", "VpcId", "aws ec2 delete-vpc --vpc-id {VpcId} {region}"),
+          "aws ec2 delete-security-group --group-id {GroupId} --region {region}"),
+    _Kind("VPC", "describe_vpcs", "Vpcs", "VpcId", "aws ec2 delete-vpc --vpc-id {VpcId} --region {region}"),
     _Kind("launch template", "describe_launch_templates", "LaunchTemplates", "LaunchTemplateId",
-          "aws ec2 delete-launch-template --launch-template-id {LaunchTemplateId} {region}", since="CreateTime"),
+          "aws ec2 delete-launch-template --launch-template-id {LaunchTemplateId} --region {region}",
+          since="CreateTime"),
 )  # fmt: skip
 
 
@@ -129,7 +131,7 @@ def _list(owner: Owner, kind: _Kind) -> Iterator[Leftover]:
         yield Leftover(
             kind=kind.name,
             id=name,
-            remove=kind.remove.format(**{**item, "region": owner.region, "detach": _detach(owner, item)}),
+            remove=_detach(owner, item) + shell(kind.remove, **{**item, "region": owner.region}),
             since=utc(item.get(kind.since)),
             usd_per_hour=kind.usd_per_hour(owner, item),
             of_cluster=kind.live or owner.has_cluster_tag(tags),
@@ -152,13 +154,10 @@ def _entries(owner: Owner, kind: _Kind) -> Iterator[Item]:
 
 def _detach(owner: Owner, item: Item) -> str:
     """Return the commands that detach an internet gateway, which EC2 requires before its deletion."""
+    template = "aws ec2 detach-internet-gateway --internet-gateway-id {name} --vpc-id {vpc} --region {region} && "
     name = item.get("InternetGatewayId")
-    parts = [
-        f"aws ec2 detach-internet-gateway --internet-gateway-id {name} --vpc-id {one['VpcId']} {owner.region} && "
-        for one in item.get("Attachments") or ()
-        if name
-    ]
-    return "".join(parts)
+    attached = (item.get("Attachments") or ()) if name else ()
+    return "".join(shell(template, name=name, vpc=one["VpcId"], region=owner.region) for one in attached)
 
 
 def _load_balancers(owner: Owner) -> Iterator[Leftover]:
@@ -166,7 +165,8 @@ def _load_balancers(owner: Owner) -> Iterator[Leftover]:
     listed = {str(one["LoadBalancerArn"]): one for one in owner.pages("elbv2", *_LISTS["elbv2"])}
     for arn in _tagged(owner, "elbv2", list(listed)):
         item = listed[arn]
-        remove = f"aws elbv2 delete-load-balancer --load-balancer-arn {arn} {owner.region}"
+        template = "aws elbv2 delete-load-balancer --load-balancer-arn {arn} --region {region}"
+        remove = shell(template, arn=arn, region=owner.region)
         yield Leftover(
             "load balancer", str(item["LoadBalancerName"]), remove, utc(item.get("CreatedTime")),
             owner.prices["load_balancer"]["hour"], of_cluster=True, aliases=(arn,),
@@ -177,7 +177,8 @@ def _classic_load_balancers(owner: Owner) -> Iterator[Leftover]:
     """Yield the classic load balancers, which a Service of type LoadBalancer gets without a controller."""
     listed = {str(one["LoadBalancerName"]): one for one in owner.pages("elb", *_LISTS["elb"])}
     for name in _tagged(owner, "elb", list(listed)):
-        remove = f"aws elb delete-load-balancer --load-balancer-name {name} {owner.region}"
+        template = "aws elb delete-load-balancer --load-balancer-name {name} --region {region}"
+        remove = shell(template, name=name, region=owner.region)
         price = owner.prices["load_balancer"]["hour"]
         since = utc(listed[name].get("CreatedTime"))
         yield Leftover("classic load balancer", name, remove, since, price, of_cluster=True)
@@ -187,7 +188,8 @@ def _target_groups(owner: Owner) -> Iterator[Leftover]:
     """Yield the target groups of load balancers."""
     listed = {str(one["TargetGroupArn"]): one for one in owner.pages("elbv2", "describe_target_groups", "TargetGroups")}
     for arn in _tagged(owner, "elbv2", list(listed)):
-        remove = f"aws elbv2 delete-target-group --target-group-arn {arn} {owner.region}"
+        template = "aws elbv2 delete-target-group --target-group-arn {arn} --region {region}"
+        remove = shell(template, arn=arn, region=owner.region)
         name = str(listed[arn]["TargetGroupName"])
         yield Leftover("target group", name, remove, of_cluster=True, aliases=(arn,))
 

@@ -14,6 +14,8 @@ from infra.clouds.aws.settings import Settings, price_table
 HOURS_PER_MONTH = 730
 #: The tags by which `settings.labels` names the stack; the others may change while the stack lives.
 _NAMING_TAGS = ("project", "stack", "managed-by")
+#: The tag of what Kubernetes creates for a cluster, with the cluster's name.
+_OWNED = "kubernetes.io/cluster/"
 
 Tags = Mapping[str, str]
 Filters = list[dict[str, Any]]
@@ -33,8 +35,8 @@ class Owner:
 
     @property
     def region(self) -> str:
-        """Return the option of a command that names the stack's region."""
-        return f"--region {self.settings.region}"
+        """Return the stack's region."""
+        return self.settings.region
 
     @property
     def prices(self) -> Mapping[str, Mapping[str, float]]:
@@ -67,7 +69,10 @@ class Owner:
         """
         names = [tags.get(key, "") for key in ("cluster.k8s.amazonaws.com/name", "eks:cluster-name")]
         names += [tags.get(key, "") for key in ("aws:eks:cluster-name", "elbv2.k8s.aws/cluster")]
-        names += [key.removeprefix("kubernetes.io/cluster/") for key in tags if key.startswith("kubernetes.io/cluster")]
+        # A subnet or security group with the value `shared` is only used by the cluster:
+        # https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html
+        owned = [key for key, value in tags.items() if key.startswith(_OWNED) and value == "owned"]
+        names += [key.removeprefix(_OWNED) for key in owned]
         return any(map(self.is_cluster, names))
 
     def owns(self, tags: Tags) -> bool:
@@ -77,7 +82,7 @@ class Owner:
     def filters(self) -> list[Filters]:
         """Return EC2's filters for the stack's tags, and one for each tag of its cluster."""
         by_value = ("cluster.k8s.amazonaws.com/name", "eks:cluster-name", "aws:eks:cluster-name")
-        keys = [f"kubernetes.io/cluster/{name}" for name in self.cluster_patterns]
+        keys = [f"{_OWNED}{name}" for name in self.cluster_patterns]
         return [
             [{"Name": f"tag:{key}", "Values": [value]} for key, value in self.tags.items()],
             *([{"Name": f"tag:{key}", "Values": self.cluster_patterns}] for key in by_value),

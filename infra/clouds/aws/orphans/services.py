@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.clouds.aws.orphans.owner import HOURS_PER_MONTH, Owner, read_tags, utc
-from infra.findings.orphans import Leftover, Search
+from infra.findings.orphans import Leftover, Search, shell
 
 #: Groups that EKS and the CloudWatch agent write to; both create a group again that was deleted too early.
 _LOG_PREFIXES = ("/aws/eks/", "/aws/containerinsights/")
@@ -18,7 +18,7 @@ def machines(owner: Owner) -> list[Search]:
     return [
         Search("Auto Scaling group", lambda: _scaling_groups(owner)),
         Search("node group", lambda: _node_groups(owner)),
-        Search("cluster", lambda: _clusters(owner)),
+        Search("cluster", lambda: _clusters(owner), finds_clusters=True),
     ]
 
 
@@ -41,10 +41,11 @@ def _scaling_groups(owner: Owner) -> Iterator[Leftover]:
     for item in owner.pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=filters):
         if owner.owns(read_tags(item.get("Tags"))):
             name = str(item["AutoScalingGroupName"])
-            remove = (
-                f"aws autoscaling delete-auto-scaling-group --auto-scaling-group-name {name} "
-                f"--force-delete {owner.region}"
+            template = (
+                "aws autoscaling delete-auto-scaling-group --auto-scaling-group-name {name} "
+                "--force-delete --region {region}"
             )
+            remove = shell(template, name=name, region=owner.region)
             yield Leftover("Auto Scaling group", name, remove, utc(item.get("CreatedTime")), of_cluster=True)
 
 
@@ -63,7 +64,8 @@ def _cluster(owner: Owner, name: str) -> Mapping[str, Any]:
 def _node_groups(owner: Owner) -> Iterator[Leftover]:
     for cluster in _cluster_names(owner):
         for name in owner.pages("eks", "list_nodegroups", "nodegroups", clusterName=cluster):
-            target = f"--cluster-name {cluster} --nodegroup-name {name} {owner.region}"
+            template = "--cluster-name {cluster} --nodegroup-name {name} --region {region}"
+            target = shell(template, cluster=cluster, name=name, region=owner.region)
             remove = f"aws eks delete-nodegroup {target} && aws eks wait nodegroup-deleted {target}"
             group = owner.clients("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
             aliases = (str(group["nodegroupArn"]), f"{cluster}:{name}")
@@ -74,16 +76,19 @@ def _clusters(owner: Owner) -> Iterator[Leftover]:
     price = owner.prices["control_plane"]["standard"]
     for name in _cluster_names(owner):
         found = _cluster(owner, name)
-        target = f"--name {name} {owner.region}"
+        target = shell("--name {name} --region {region}", name=name, region=owner.region)
         remove = f"aws eks delete-cluster {target} && aws eks wait cluster-deleted {target}"
-        yield Leftover("cluster", name, remove, utc(found.get("createdAt")), price, aliases=(str(found["arn"]),))
+        since, aliases = utc(found.get("createdAt")), (str(found["arn"]),)
+        yield Leftover("cluster", name, remove, since, price, aliases=aliases, live="cluster")
 
 
 def _file_systems(owner: Owner) -> Iterator[Leftover]:
     for item in owner.pages("fsx", "describe_file_systems", "FileSystems"):
         if owner.has_tags(read_tags(item.get("Tags"))):
             name = str(item["FileSystemId"])
-            remove = f"aws fsx delete-file-system --file-system-id {name} {owner.region}"
+            remove = shell(
+                "aws fsx delete-file-system --file-system-id {name} --region {region}", name=name, region=owner.region
+            )
             since, price = utc(item.get("CreationTime")), _lustre_price(owner, item)
             yield Leftover("file system", name, remove, since, price, aliases=(str(item["ResourceARN"]),))
 
@@ -100,7 +105,7 @@ def _backups(owner: Owner) -> Iterator[Leftover]:
         tags = read_tags(item.get("Tags")) | read_tags((item.get("FileSystem") or {}).get("Tags"))
         if owner.has_tags(tags):
             name = str(item["BackupId"])
-            remove = f"aws fsx delete-backup --backup-id {name} {owner.region}"
+            remove = shell("aws fsx delete-backup --backup-id {name} --region {region}", name=name, region=owner.region)
             yield Leftover("file system backup", name, remove, utc(item.get("CreationTime")))
 
 
@@ -111,7 +116,11 @@ def _log_groups(owner: Owner) -> Iterator[Leftover]:
         for item in listed:
             name = str(item["logGroupName"])
             if owner.is_cluster(name.removeprefix(prefix).partition("/")[0]):
-                remove = f"aws logs delete-log-group --log-group-name {name} {owner.region}"
+                remove = shell(
+                    "aws logs delete-log-group --log-group-name {name} --region {region}",
+                    name=name,
+                    region=owner.region,
+                )
                 yield Leftover("log group", name, remove, utc(item.get("creationTime")), of_cluster=True)
 
 
@@ -124,14 +133,18 @@ def _roles(owner: Owner) -> Iterator[Leftover]:
             tags = owner.pages("iam", "list_role_tags", "Tags", RoleName=name)
             if owner.has_tags(read_tags(list(tags))):
                 steps = [
-                    f"aws iam detach-role-policy --role-name {name} --policy-arn {one['PolicyArn']}"
+                    shell(
+                        "aws iam detach-role-policy --role-name {name} --policy-arn {arn}",
+                        name=name,
+                        arn=one["PolicyArn"],
+                    )
                     for one in owner.pages("iam", "list_attached_role_policies", "AttachedPolicies", RoleName=name)
                 ]
                 steps += [
-                    f"aws iam delete-role-policy --role-name {name} --policy-name {one}"
+                    shell("aws iam delete-role-policy --role-name {name} --policy-name {one}", name=name, one=one)
                     for one in iam.list_role_policies(RoleName=name)["PolicyNames"]
                 ]
-                remove = " && ".join([*steps, f"aws iam delete-role --role-name {name}"])
+                remove = " && ".join([*steps, shell("aws iam delete-role --role-name {name}", name=name)])
                 yield Leftover("IAM role", name, remove, utc(item.get("CreateDate")), aliases=(str(item["Arn"]),))
 
 
@@ -156,14 +169,20 @@ def _repositories(owner: Owner) -> Iterator[Leftover]:
         if not name.startswith(f"{owner.settings.stack}-"):
             continue
         if owner.has_tags(read_tags(ecr.list_tags_for_resource(resourceArn=arn)["tags"])):
-            remove = f"aws ecr delete-repository --repository-name {name} --force {owner.region}"
+            remove = shell(
+                "aws ecr delete-repository --repository-name {name} --force --region {region}",
+                name=name,
+                region=owner.region,
+            )
             yield Leftover("image repository", name, remove, utc(item.get("createdAt")), aliases=(arn,))
 
 
 def _placement_groups(owner: Owner) -> Iterator[Leftover]:
     for arn in _tagged(owner, "ec2:placement-group"):
         name = arn.partition(":placement-group/")[2]
-        remove = f"aws ec2 delete-placement-group --group-name {name} {owner.region}"
+        remove = shell(
+            "aws ec2 delete-placement-group --group-name {name} --region {region}", name=name, region=owner.region
+        )
         yield Leftover("placement group", name, remove, aliases=(arn,))
 
 
@@ -176,7 +195,11 @@ def _keys(owner: Owner) -> Iterator[Leftover]:
         except kms.exceptions.NotFoundException:
             continue
         name, since = str(key["KeyId"]), utc(key.get("CreationDate"))
-        remove = f"aws kms schedule-key-deletion --key-id {name} --pending-window-in-days 7 {owner.region}"
+        remove = shell(
+            "aws kms schedule-key-deletion --key-id {name} --pending-window-in-days 7 --region {region}",
+            name=name,
+            region=owner.region,
+        )
         if key["KeyState"] == _PENDING_DELETION:
             reason = f"AWS deletes it at {utc(key.get('DeletionDate'))}, without charge until then"
             yield Leftover("KMS key", name, remove, since, kept=reason, aliases=(arn,))
@@ -193,6 +216,7 @@ def _buckets(owner: Owner) -> Iterator[Leftover]:
         name = arn.rpartition(":")[2]
         if name in created:
             # `aws s3 rb --force` leaves the old versions, with which S3 refuses to delete the bucket.
-            empty = f"import boto3; boto3.resource('s3').Bucket('{name}').object_versions.delete()"
-            remove = f'python -c "{empty}" && aws s3 rb s3://{name} {owner.region}'
-            yield Leftover("bucket", name, remove, utc(created[name]), kept=keep, aliases=(arn,))
+            empty = f"import boto3; boto3.resource('s3').Bucket({name!r}).object_versions.delete()"
+            template = "python -c {empty} && aws s3 rb {uri} --region {region}"
+            remove = shell(template, empty=empty.replace("'", '"'), uri=f"s3://{name}", region=owner.region)
+            yield Leftover("bucket", name, remove, utc(created[name]), kept=keep, aliases=(arn,), live="bucket")

@@ -21,7 +21,7 @@ def searches(context: Context) -> list[Search]:
     graph = Arm(GRAPH, lambda: arm.subscription, GRAPH_SCOPE)
     queries = Queries(arm, graph, settings)
     found = [
-        Search("resource", queries.resources),
+        Search("resource", queries.resources, finds_clusters=True),
         Search("resource group", queries.groups),
         Search("role assignment", queries.role_assignments),
         Search("deleted key vault", queries.deleted_vaults),

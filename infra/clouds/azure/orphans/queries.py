@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from infra import catalog
 from infra.clouds.azure.doctor.client import Arm
 from infra.clouds.azure.settings import Settings, prices
-from infra.findings.orphans import Leftover
+from infra.findings.orphans import Leftover, shell
 
 Item = Mapping[str, Any]
 
@@ -25,8 +26,14 @@ _PRICED = {
     "microsoft.dashboard/grafana": "managed Grafana (Standard)",
 }
 _SCALE_SETS = "microsoft.compute/virtualmachinescalesets"
+_NO_TAGS = "no tags show whose it is"
 _POOLS = "microsoft.netapp/netappaccounts/capacitypools"
 _STORAGE = "microsoft.storage/"
+#: What shows that a stack is in use.
+_LIVE: Mapping[str, Literal["cluster", "bucket"]] = {
+    "microsoft.containerservice/managedclusters": "cluster",
+    "microsoft.storage/storageaccounts": "bucket",
+}
 _GIB = 2**30
 #: Microsoft Graph looks up at most this many principals at once.
 _PRINCIPALS_AT_ONCE = 1000
@@ -58,27 +65,39 @@ class Queries:
         return Leftover(
             kind=kind.partition("/")[2],
             id=identifier,
-            remove=f"az resource delete --ids {identifier}",
+            remove=shell("az resource delete --ids {identifier}", identifier=identifier),
             since=_minutes(item.get("createdTime")),
             usd_per_hour=self._price(item),
             kept=self._reason_to_keep(kind.lower().startswith(_STORAGE)),
             of_cluster=not self._is_own_group(_group_name(identifier)),
             inside=identifier.partition("/providers/")[0],
+            live=_LIVE.get(kind.lower(), ""),
         )
+
+    @cached_property
+    def _all_groups(self) -> list[Item]:
+        return list(self.arm.list_all(f"{self.arm.root}/resourcegroups", _GROUPS_VERSION))
+
+    @cached_property
+    def _tagged_groups(self) -> set[str]:
+        """Return the names of the groups with the stack's tags; another project's stack may have the same name."""
+        return {str(item["name"]).lower() for item in self._all_groups if self._has_tags(item)}
 
     def groups(self) -> Iterator[Leftover]:
         """Yield the stack's resource groups and those that a service manages for it, such as AKS's `MC_...`."""
-        for item in self.arm.list_all(f"{self.arm.root}/resourcegroups", _GROUPS_VERSION):
+        for item in self._all_groups:
             name, manager = str(item["name"]), str(item.get("managedBy") or "")
-            managed = bool(manager) and self._is_own_group(_group_name(manager))
-            if managed or self._has_tags(item) or self._is_own_group(name):
-                yield Leftover(
+            managing = _group_name(manager)
+            if self._has_tags(item) or self._is_own_group(managing):
+                group = Leftover(
                     kind="resource group",
                     id=str(item["id"]),
-                    remove=f"az group delete --name {name} --yes",
+                    remove=shell("az group delete --name {name} --yes", name=name),
                     kept=self._reason_to_keep(re.fullmatch(self._group_pattern("objects"), name) is not None),
                     of_cluster=bool(manager),
                 )
+                is_own = self._has_tags(item) or managing.lower() in self._tagged_groups
+                yield group if is_own else group.without_command(_NO_TAGS)
 
     def role_assignments(self) -> Iterator[Leftover]:
         """Yield assignments of deleted principals on the stack's groups and on what outlives it.
@@ -88,18 +107,20 @@ class Queries:
         """
         outside = [self.settings.gpu.reservation_id, self.settings.kubernetes.kms_vault_id]
         scopes = tuple(scope.lower() for scope in outside if scope)
+        groups = self._tagged_groups
         path = f"{self.arm.root}/providers/Microsoft.Authorization/roleAssignments"
         listed = [
             item
             for item in self.arm.list_all(path, "2022-04-01")
-            if self._is_own_group(_group_name(str(item["properties"]["scope"])))
-            or str(item["properties"]["scope"]).lower().startswith(scopes or ("-",))
+            if _group_name(str(item["properties"]["scope"])).lower() in groups
+            or any(_is_within(str(item["properties"]["scope"]).lower(), scope) for scope in scopes)
         ]
         existing = self._existing({str(item["properties"]["principalId"]) for item in listed})
         for item in listed:
             if str(item["properties"]["principalId"]) not in existing:
                 identifier, since = str(item["id"]), _minutes(item["properties"].get("createdOn"))
-                yield Leftover("role assignment", identifier, f"az role assignment delete --ids {identifier}", since)
+                remove = shell("az role assignment delete --ids {identifier}", identifier=identifier)
+                yield Leftover("role assignment", identifier, remove, since)
 
     def _existing(self, principals: set[str]) -> set[str]:
         """Return the principals that still exist; Microsoft Graph leaves out the others."""
@@ -116,7 +137,7 @@ class Queries:
         for item in self.arm.list_all(path, "2023-07-01"):
             values = item["properties"]
             if self._has_tags(values):
-                target = f"--name {item['name']} --location {values['location']}"
+                target = shell("--name {name} --location {place}", name=item["name"], place=values["location"])
                 reason = f"Azure deletes it at {_minutes(values.get('scheduledPurgeDate'))}, without charge until then"
                 since, remove = _minutes(values.get("deletionDate")), f"az keyvault purge {target}"
                 if values.get("purgeProtectionEnabled"):
@@ -156,6 +177,11 @@ class Queries:
     def _reason_to_keep(self, holds_checkpoints: bool) -> str:
         keep = holds_checkpoints and self.settings.storage.on_destroy == "keep"
         return "storage.on_destroy is keep" if keep else ""
+
+
+def _is_within(scope: str, outer: str) -> bool:
+    """Return whether a scope is another one or a part of it: vault `kv10` is not within `kv1`."""
+    return scope == outer or scope.startswith(f"{outer.rstrip('/')}/")
 
 
 def _group_name(identifier: str) -> str:

@@ -68,15 +68,36 @@ class Rest:
         return body
 
     def list_all(self, service: str, path: str, key: str, **query: str) -> Iterator[Any]:
-        """Yield every entry of a list, page by page; of an aggregated list, its name and part."""
+        """Yield every entry of a list, page by page; of an aggregated list, its name and part.
+
+        Raise QueryFailedError for a list without the entries of a location that did not answer.
+        """
         token = ""
         while True:
             page = self.get(service, path, **query, **({"pageToken": token} if token else {}))
             entries = page.get(key) or []
+            _require_all_locations(page, entries)
             yield from entries.items() if isinstance(entries, dict) else entries
             token = page.get("nextPageToken", "")
             if not token:
                 return
+
+
+def _require_all_locations(page: Mapping[str, Any], entries: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Raise QueryFailedError if a location did not answer, whose entries a list then lacks without an error.
+
+    `unreachable`: https://google.aip.dev/217 (Filestore, Artifact Registry, Storage); `unreachables` and the warning
+    UNREACHABLE: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList; `missingZones`:
+    https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/ListClustersResponse
+    """
+    missing = [str(name) for field in ("unreachable", "unreachables", "missingZones") for name in page.get(field) or ()]
+    parts = entries.items() if isinstance(entries, Mapping) else ()
+    for name, part in (("the project", page), *parts):
+        warning = part.get("warning") if isinstance(part, Mapping) else None
+        if warning and warning.get("code") == "UNREACHABLE":
+            missing.append(str(name))
+    if missing:
+        raise QueryFailedError(SLOW, f"incomplete list, no answer from {', '.join(dict.fromkeys(missing))}")
 
 
 def _api_error(response: Any) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from infra.clouds.gcp.doctor.client import DISABLED, ApiError, Rest, explain
 from infra.clouds.gcp.orphans import compute, services
@@ -35,4 +36,4 @@ def _where_enabled(query: Search) -> Search:
                 raise
             return ()
 
-    return Search(query.kind, run)
+    return replace(query, run=run)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from infra import catalog
-from infra.clouds.gcp.orphans.owner import HOURS_PER_MONTH, Item, Owner, place, utc
-from infra.findings.orphans import Leftover, Search
+from infra.clouds.gcp.orphans.owner import HOURS_PER_MONTH, NO_LABELS, Item, Owner, place, utc
+from infra.findings.orphans import Leftover, Search, shell
 
 
 def _no_price(_owner: Owner, _item: Item) -> None:
@@ -19,7 +19,8 @@ class _Kind:
     """One kind of resource: its list, what is the stack's, and how to delete one.
 
     `parts` are the names that Pulumi gives. `by_gke` marks a kind that the cluster makes, `in_network` one whose
-    entries belong to the stack if their network does.
+    entries are listed if their network has the stack's name. A name alone is another project's as well: what has no
+    label is listed without a command.
     """
 
     name: str
@@ -89,14 +90,17 @@ def _list(owner: Owner, kind: _Kind) -> Iterator[Leftover]:
         name = str(item["name"])
         is_own = bool(kind.parts) and owner.is_named(name, *kind.parts)
         in_network = kind.in_network and owner.is_in_network(item)
-        if is_own or in_network or owner.is_made_by_gke(name) or owner.has_labels(item.get("labels")):
-            where = f" {place(item)}" if kind.has_place else ""
-            yield Leftover(
+        is_labelled = owner.is_of_cluster(item) or owner.has_labels(item.get("labels"))
+        if is_own or in_network or is_labelled:
+            words = [f"gcloud compute {kind.command} delete", shell("{name}", name=name)]
+            words += [place(item)] if kind.has_place else []
+            found = Leftover(
                 kind=kind.name,
                 id=name,
-                remove=f"gcloud compute {kind.command} delete {name}{where} --project {owner.project} --quiet",
+                remove=" ".join([*words, shell("--project {project} --quiet", project=owner.project)]),
                 since=utc(item.get("creationTimestamp")),
                 usd_per_hour=kind.usd_per_hour(owner, item),
                 of_cluster=kind.by_gke or not is_own,
                 aliases=(str(item["selfLink"]),),
             )
+            yield found if is_labelled else found.without_command(NO_LABELS)

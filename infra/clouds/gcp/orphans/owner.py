@@ -10,10 +10,13 @@ from typing import Any
 
 from infra.clouds.gcp.doctor.client import Rest
 from infra.clouds.gcp.settings import Settings, price_table
+from infra.findings.orphans import shell
 
 HOURS_PER_MONTH = 730
 
 Item = Mapping[str, Any]
+#: Why a resource has no command; stacks of one name in two projects of Pulumi have resources of the same names.
+NO_LABELS = "no labels show whose it is"
 _NAMING_LABELS = ("project", "stack", "managed-by")
 #: GKE labels nodes, disks of claims and load balancers with the cluster's name.
 _CLUSTER_LABEL = "goog-k8s-cluster-name"
@@ -48,10 +51,13 @@ class Owner:
         """Return whether the cluster can have this name."""
         return re.fullmatch(rf"{re.escape(self.settings.stack)}-cluster{_SUFFIX}", name) is not None
 
-    def is_made_by_gke(self, name: str) -> bool:
-        """Return whether GKE named a resource after the cluster: `gke-`, the name, cut, and a digest."""
-        start = f"gke-{self.settings.stack}-cluster-"
-        return name.startswith(start) and re.match("[0-9a-f]", name.removeprefix(start)) is not None
+    def is_of_cluster(self, item: Item) -> bool:
+        """Return whether GKE made a resource for the cluster: by its label, without one by a name after the cluster."""
+        cluster = (item.get("labels") or {}).get(_CLUSTER_LABEL)
+        if cluster is not None:
+            return self.is_cluster(cluster)
+        pattern = rf"gke-{re.escape(self.settings.stack)}-cluster{_SUFFIX}(-.*)?"
+        return re.fullmatch(pattern, str(item["name"])) is not None
 
     def is_named(self, name: str, *parts: str) -> bool:
         """Return whether Pulumi can have created a resource of this name for a part of the stack."""
@@ -78,7 +84,7 @@ def place(item: Item) -> str:
     """Return the option that names a resource's zone or region, or that it is global."""
     for key in ("zone", "region"):
         if item.get(key):
-            return f"--{key} {str(item[key]).rpartition('/')[2]}"
+            return shell(f"--{key} {{place}}", place=str(item[key]).rpartition("/")[2])
     return "--global"
 
 

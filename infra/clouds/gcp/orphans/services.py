@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.clouds.gcp.orphans.owner import HOURS_PER_MONTH, Item, Owner, utc
+from infra.clouds.gcp.orphans.owner import HOURS_PER_MONTH, NO_LABELS, Item, Owner, utc
 from infra.clouds.gcp.settings import account_id
-from infra.findings.orphans import Leftover, Search
+from infra.findings.orphans import Leftover, Search, shell
 
 #: The stack's service accounts, by the last part of their ids.
 _ACCOUNTS = ("nodes", "trainer")
@@ -15,7 +15,7 @@ _SCHEDULED = "DESTROY_SCHEDULED"
 
 def clusters(owner: Owner) -> list[Search]:
     """Return the search of clusters."""
-    return [Search("cluster", lambda: _clusters(owner))]
+    return [Search("cluster", lambda: _clusters(owner), finds_clusters=True)]
 
 
 def data(owner: Owner) -> list[Search]:
@@ -32,14 +32,13 @@ def data(owner: Owner) -> list[Search]:
 
 
 def _clusters(owner: Owner) -> Iterator[Leftover]:
-    answer = owner.rest.get("container", f"v1/projects/{owner.project}/locations/-/clusters")
-    for item in answer.get("clusters", ()):
-        name, where = str(item["name"]), f"--location {item['location']} --project {owner.project}"
+    for item in owner.rest.list_all("container", f"v1/projects/{owner.project}/locations/-/clusters", "clusters"):
+        name, location = str(item["name"]), item["location"]
         if owner.is_cluster(name) and owner.has_labels(item.get("resourceLabels")):
-            remove = f"gcloud container clusters delete {name} {where} --quiet"
+            remove = _delete(owner, "container clusters", name, "location", location)
             path = f"projects/{owner.project}/locations/{item['location']}/clusters/{name}"
             price = owner.prices["control_plane"]["cluster"]
-            yield Leftover("cluster", name, remove, utc(item.get("createTime")), price, aliases=(path,))
+            yield Leftover("cluster", name, remove, utc(item.get("createTime")), price, aliases=(path,), live="cluster")
 
 
 def _filestores(owner: Owner) -> Iterator[Leftover]:
@@ -49,8 +48,7 @@ def _filestores(owner: Owner) -> Iterator[Leftover]:
             name, location = _name_and_location(str(item["name"]))
             size_gib = sum(int(share["capacityGb"]) for share in item.get("fileShares", ()))
             price = size_gib * owner.prices["filestore"]["zonal"] / HOURS_PER_MONTH
-            where = f"--location {location} --project {owner.project}"
-            remove = f"gcloud filestore instances delete {name} {where} --quiet"
+            remove = _delete(owner, "filestore instances", name, "location", location)
             since = utc(item.get("createTime"))
             yield Leftover("Filestore instance", name, remove, since, price, aliases=(str(item["name"]),))
 
@@ -61,9 +59,9 @@ def _backups(owner: Owner) -> Iterator[Leftover]:
         source = str(item.get("sourceInstance", "")).rpartition("/")[2]
         if owner.has_labels(item.get("labels")) or owner.is_named(source, "storage-filestore"):
             name, region = _name_and_location(str(item["name"]))
-            where = f"--region {region} --project {owner.project}"
-            remove = f"gcloud filestore backups delete {name} {where} --quiet"
-            yield Leftover("Filestore backup", name, remove, utc(item.get("createTime")))
+            remove = _delete(owner, "filestore backups", name, "region", region)
+            found = Leftover("Filestore backup", name, remove, utc(item.get("createTime")))
+            yield found if owner.has_labels(item.get("labels")) else found.without_command(NO_LABELS)
 
 
 def _repositories(owner: Owner) -> Iterator[Leftover]:
@@ -71,8 +69,7 @@ def _repositories(owner: Owner) -> Iterator[Leftover]:
     for item in owner.rest.list_all("artifactregistry", path, "repositories"):
         if owner.has_labels(item.get("labels")):
             name, location = _name_and_location(str(item["name"]))
-            where = f"--location {location} --project {owner.project}"
-            remove = f"gcloud artifacts repositories delete {name} {where} --quiet"
+            remove = _delete(owner, "artifacts repositories", name, "location", location)
             since = utc(item.get("createTime"))
             yield Leftover("image repository", name, remove, since, aliases=(str(item["name"]),))
 
@@ -84,6 +81,8 @@ def _key_versions(owner: Owner) -> Iterator[Leftover]:
         if not owner.is_named(str(ring["name"]).rpartition("/")[2], "cluster-keys"):
             continue
         for key in owner.rest.list_all("cloudkms", f"v1/{ring['name']}/cryptoKeys", "cryptoKeys"):
+            if not owner.has_labels(key.get("labels")):
+                continue
             for item in owner.rest.list_all("cloudkms", f"v1/{key['name']}/cryptoKeyVersions", "cryptoKeyVersions"):
                 if item["state"] != "DESTROYED":
                     yield _key_version(owner, item)
@@ -94,8 +93,11 @@ def _key_version(owner: Owner, item: Item) -> Leftover:
     path = str(item["name"])
     parts = path.split("/")
     location, ring, key, version = parts[3], parts[5], parts[7], parts[9]
-    target = f"--key {key} --keyring {ring} --location {location} --project {owner.project}"
-    remove = f"gcloud kms keys versions destroy {version} {target} --quiet"
+    remove = shell(
+        "gcloud kms keys versions destroy {version} --key {key} --keyring {ring} --location {location} "
+        "--project {project} --quiet",
+        version=version, key=key, ring=ring, location=location, project=owner.project,
+    )  # fmt: skip
     is_scheduled = item["state"] == _SCHEDULED
     reason = f"Google Cloud destroys it at {utc(item.get('destroyTime'))}" if is_scheduled else ""
     price = None if reason else owner.prices["key"]["version"] / HOURS_PER_MONTH
@@ -116,7 +118,8 @@ def _accounts(owner: Owner) -> Iterator[Leftover]:
     for item in owner.rest.list_all("iam", path, "accounts"):
         email = str(item["email"])
         if email in _emails(owner):
-            remove = f"gcloud iam service-accounts delete {email} --project {owner.project} --quiet"
+            template = "gcloud iam service-accounts delete {email} --project {project} --quiet"
+            remove = shell(template, email=email, project=owner.project)
             yield Leftover("service account", email, remove, aliases=(str(item["name"]),))
 
 
@@ -130,8 +133,11 @@ def _bindings(owner: Owner) -> Iterator[Leftover]:
         for member in binding["members"]:
             kind, _, email = str(member).partition("?")[0].rpartition(":")
             if kind == "deleted:serviceAccount" and email in _emails(owner):
-                target = f"--member '{member}' --role {binding['role']} --condition None"
-                remove = f"gcloud projects remove-iam-policy-binding {owner.project} {target} --quiet"
+                remove = shell(
+                    "gcloud projects remove-iam-policy-binding {project} --member {member} --role {role} "
+                    "--condition None --quiet",
+                    project=owner.project, member=member, role=binding["role"],
+                )  # fmt: skip
                 yield Leftover("IAM binding", f"{binding['role']} of {email}", remove)
 
 
@@ -141,11 +147,17 @@ def _buckets(owner: Owner) -> Iterator[Leftover]:
     for item in owner.rest.list_all("storage", "storage/v1/b", "items", project=owner.project):
         if owner.has_labels(item.get("labels")):
             name = str(item["name"])
-            remove = f"gcloud storage rm --recursive --all-versions gs://{name}"
-            yield Leftover("bucket", name, remove, utc(item.get("timeCreated")), kept=keep)
+            remove = shell("gcloud storage rm --recursive --all-versions {uri}", uri=f"gs://{name}")
+            yield Leftover("bucket", name, remove, utc(item.get("timeCreated")), kept=keep, live="bucket")
 
 
 def _name_and_location(path: str) -> tuple[str, str]:
     """Return the last part of `projects/P/locations/L/.../NAME`, and L."""
     parts = path.split("/")
     return parts[-1], parts[3]
+
+
+def _delete(owner: Owner, group: str, name: str, option: str, place: str) -> str:
+    """Return the command that deletes one resource of a group of commands."""
+    template = f"gcloud {group} delete {{name}} --{option} {{place}} --project {{project}} --quiet"
+    return shell(template, name=name, place=place, project=owner.project)
