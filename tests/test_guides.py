@@ -47,6 +47,7 @@ FOREIGN = {
 #: The commands of `pulumi` that this project documents.
 PULUMI = {
     *("cancel", "config get", "config rm", "config set", "destroy", "install", "login", "preview", "refresh", "up"),
+    "whoami",
     *("stack change-secrets-provider", "stack init", "stack ls", "stack output"),
 }
 _OPERATOR = {"&&", "||", "|", ";"}

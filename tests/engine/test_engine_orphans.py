@@ -101,7 +101,7 @@ def test_destroy_ends_with_what_is_left(opened: tuple[World, Project]) -> None:
     done = infra(opened[1], "destroy", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stderr.splitlines()
-    assert any("aws ec2 delete-network-interface --network-interface-id eni-" in line for line in lines)
+    assert any("aws ec2 delete-network-interface --network-interface-id eni-" in line for line in lines), done.stderr
     assert any("aws ec2 delete-volume --volume-id vol-" in line for line in lines)
     assert any("aws logs delete-log-group --log-group-name /aws/eks/torchrec-cloud-aws" in line for line in lines)
     assert any("storage.on_destroy is keep" in line for line in lines)
