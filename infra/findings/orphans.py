@@ -46,7 +46,7 @@ def shell(template: str, /, **values: object) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """A query for one kind of resource of a stack; `finds_clusters` marks the one that shows whether it is up."""
+    """A query for one kind of resource of a stack; `finds_clusters` marks the query of clusters."""
 
     kind: str
     run: Callable[[], Iterable[Leftover]]
