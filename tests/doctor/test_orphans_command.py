@@ -313,9 +313,10 @@ def test_ctrl_c_ends_a_search_at_once(pulumi: Callable[..., Path]) -> None:
         [sys.executable, "-c", _WAITING], cwd=root, stderr=subprocess.PIPE, text=True, env={**os.environ}
     )
     assert process.stderr
-    lines = [process.stderr.readline() for _ in range(2)]
+    lines: list[str] = []
     while "searching\n" not in lines:
         lines.append(process.stderr.readline())
+        assert lines[-1], f"the search ended early: {''.join(lines)}"
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=20)
     assert process.returncode == 130
