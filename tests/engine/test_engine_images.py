@@ -139,6 +139,7 @@ def test_an_immutable_tag_refuses_a_second_build(world: World, push: Callable[..
         ("us-central1-docker.pkg.dev/project/stack/trainer", "ya29.token-1"),
         (f"{simulated_registry.azure_host()}/trainer", "acr-refresh-1"),
     ],
+    ids=["ecr", "artifact-registry", "acr"],  # the address has a free port, which differs between test processes
 )
 def test_a_push_needs_the_token_of_its_registry(repository: str, password: str, push: Callable[..., object]) -> None:
     for wrong in (None, "another-token"):
