@@ -16,7 +16,7 @@ _PHASES = pytest.StashKey[dict[str, object]]()
 STACKS = ("aws", "azure", "gcp", "local")
 
 #: Fixtures that run the CLI.
-_NEED_ENGINE = {"lifecycles", "vertex_lifecycle", "project", "opened", "upgraded"}
+_NEED_ENGINE = {"kubeconfig", "lifecycles", "vertex_lifecycle", "project", "opened", "upgraded"}
 
 #: Fail a create at every position instead of at eight of them. This takes hours instead of minutes.
 FULL = os.environ.get("ENGINE_FULL") == "1"
