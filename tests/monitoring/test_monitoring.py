@@ -138,7 +138,7 @@ def test_the_exporter_reads_existing_fields_and_the_chart_passes_all_of_them() -
 def _pool() -> Any:
     from types import SimpleNamespace
 
-    return SimpleNamespace(node_selector={}, tolerations=())
+    return SimpleNamespace(node_selector={}, tolerations=(), chart=None)
 
 
 def test_queries_use_rates_of_counters_and_values_of_gauges() -> None:

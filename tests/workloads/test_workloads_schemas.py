@@ -36,7 +36,10 @@ def build_all(cloud: str, launcher: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_objects_of_kubernetes_kinds_match_their_schema_without_unknown_fields(cloud: str, version: str) -> None:
-    own = [item for launcher in LAUNCHERS for item in build_all(cloud, launcher) if item["kind"] not in OPERATOR_KINDS]
+    # An elastic job also has a disruption budget.
+    elastic = build_manifests(facts(cloud, EVERYTHING | {"launcher": "job", "min_nodes": 1})).values()
+    every = [*elastic, *(item for launcher in LAUNCHERS for item in build_all(cloud, launcher))]
+    own = [item for item in every if item["kind"] not in OPERATOR_KINDS]
     assert {"Job", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget"} <= {item["kind"] for item in own}
     for item in own:
         kubernetes_validate.validate(item, version, strict=True)
